@@ -3,7 +3,7 @@
     python -m benchmarks.cancellation [--mnist DIR]
 
 The bound of a clipped sum uses two numbers for each example; see
-`dpoptax._gradients.clip.bounds`. n⁺ is an upper bound of the norm of its gradient. S is the
+`dpoptax._rounding.bounds`. n⁺ is an upper bound of the norm of its gradient. S is the
 absolute size of the gradient: the sum of the norms of its terms. If S/n⁺ exceeds a limit M for some
 parameter, the example is clipped more than its norm requires.
 
@@ -27,13 +27,13 @@ from tqdm import tqdm
 
 import dpoptax
 from benchmarks.models import MODELS, Problem, cnn_loss, images
-from dpoptax._gradients.clip.block_sums import WholeBatch
-from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
-from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
-from dpoptax._gradients.ghost_clipping.sums.example_gradients import collect_gradients
-from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import make_pieces, sum_rounding
-from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
+from dpoptax._ghost_clipping.passes.run_passes import run_passes
+from dpoptax._ghost_clipping.planned_uses import make_plan
+from dpoptax._ghost_clipping.sums.example_gradients import collect_gradients
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import make_pieces, sum_rounding
+from dpoptax._losses.read_program import read_program
+from dpoptax._losses.trace_loss import trace_loss
+from dpoptax._rounding.block_sums import WholeBatch
 
 STEPS = (0, 50, 300)
 

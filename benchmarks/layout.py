@@ -29,18 +29,10 @@ def read(root: pathlib.Path) -> dict[str, str]:
 
 
 @functools.cache
-def imported_names(source: str, *, for_types: bool) -> tuple[str, ...]:
-    """Returns the names that a source imports; those for types only if asked for."""
-    tree, names = ast.parse(source), []
-    left_out = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not for_types
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in left_out:
-            continue
+def imported_names(source: str) -> tuple[str, ...]:
+    """Returns the names that a source imports, those for types included."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -48,10 +40,10 @@ def imported_names(source: str, *, for_types: bool) -> tuple[str, ...]:
     return tuple(names)
 
 
-def imports(sources: dict[str, str], *, for_types: bool) -> Iterator[tuple[str, str]]:
+def imports(sources: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yields pairs (module, imported module) within the package."""
     for module, source in sources.items():
-        for name in imported_names(source, for_types=for_types):
+        for name in imported_names(source):
             package, _, inside = name.partition(".")
             while inside and inside not in sources:
                 inside = inside.rpartition(".")[0]
@@ -67,7 +59,7 @@ def main() -> None:
     below: dict[str, set[str]] = {folder_of(module): set() for module in sources}
     for module, source in sources.items():
         lines[folder_of(module)] += source.count("\n")
-    for module, other in imports(sources, for_types=True):
+    for module, other in imports(sources):
         a, b = folder_of(module), folder_of(other)
         if module and other and a != b:  # the top level exports everything
             below[a].add(b)
@@ -76,11 +68,6 @@ def main() -> None:
     def floor(folder: str) -> int:
         return 1 + max(map(floor, below[folder]), default=0)
 
-    circles = {(a, b) for a in below for b in below[a] if a in below[b]}
-    if circles:
-        print("circles:", ", ".join(f"{a} ⇄ {b}" for a, b in sorted(circles) if a < b))
-        for a, b in circles:
-            below[a].discard(b)
     print(f"{'folder':<20} floor  lines  imports")
     for folder in sorted(lines, key=lambda folder: (floor(folder), folder)):
         others = " ".join(sorted(below.get(folder, ())))

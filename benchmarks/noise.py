@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._release.random import box_muller
-from dpoptax._release.random.discrete_gaussian import discrete_gaussian
+from dpoptax._random import box_muller
+from dpoptax._random.discrete_gaussian import discrete_gaussian
 from dpoptax.training.run.records import markdown_table
 
 

@@ -17,43 +17,43 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax import sampling as sampling
     from dpoptax import tables as tables
     from dpoptax import users as users
-    from dpoptax._gradients.clip.accumulate import accumulate as accumulate
-    from dpoptax._gradients.clip.clip import Clip as Clip
-    from dpoptax._gradients.clip.clip import l2_clip as l2_clip
-    from dpoptax._gradients.clip.clipped_sum import ClippedSum as ClippedSum
-    from dpoptax._gradients.clip.clipping_functions import automatic_clip as automatic_clip
-    from dpoptax._gradients.clip.clipping_functions import normalized_clip as normalized_clip
-    from dpoptax._gradients.clip.clipping_functions import per_layer_clip as per_layer_clip
-    from dpoptax._gradients.clipped_grad.augmentation import augmented as augmented
-    from dpoptax._gradients.clipped_grad.clipped_grad import clipped_grad as clipped_grad
-    from dpoptax._gradients.clipped_grad.dropped_examples import (
+    from dpoptax._clipped_grad.augmentation import augmented as augmented
+    from dpoptax._clipped_grad.clipped_grad import clipped_grad as clipped_grad
+    from dpoptax._clipped_grad.dropped_examples import (
         dropped_examples as dropped_examples,
     )
-    from dpoptax._gradients.clipped_grad.gradient_norms import gradient_norms as gradient_norms
-    from dpoptax._gradients.clipped_grad.microbatch_tuning import (
+    from dpoptax._clipped_grad.gradient_norms import gradient_norms as gradient_norms
+    from dpoptax._clipped_grad.microbatch_tuning import (
         tune_microbatch_size as tune_microbatch_size,
     )
-    from dpoptax._gradients.ghost_clipping.explain import explain as explain
-    from dpoptax._gradients.points import GradientPoints as GradientPoints
-    from dpoptax._gradients.points import gradient_points as gradient_points
+    from dpoptax._clipped_sum.accumulate import accumulate as accumulate
+    from dpoptax._clipped_sum.clipped_sum import ClippedSum as ClippedSum
+    from dpoptax._clips.clip import Clip as Clip
+    from dpoptax._clips.clip import l2_clip as l2_clip
+    from dpoptax._clips.clipping_functions import automatic_clip as automatic_clip
+    from dpoptax._clips.clipping_functions import normalized_clip as normalized_clip
+    from dpoptax._clips.clipping_functions import per_layer_clip as per_layer_clip
+    from dpoptax._ghost_clipping.explain import explain as explain
+    from dpoptax._information_flow.information_flow import (
+        information_flow as information_flow,
+    )
+    from dpoptax._points.points import GradientPoints as GradientPoints
+    from dpoptax._points.points import gradient_points as gradient_points
+    from dpoptax._random.keys import random_key_from_os as random_key_from_os
     from dpoptax._release.correlated import correlated_noise as correlated_noise
     from dpoptax._release.gaussian import clip_and_noise as clip_and_noise
     from dpoptax._release.gaussian import gaussian_noise as gaussian_noise
-    from dpoptax._release.information_flow.information_flow import (
-        information_flow as information_flow,
-    )
-    from dpoptax._release.random.keys import random_key_from_os as random_key_from_os
     from dpoptax._release.read_ledger import ledgers as ledgers
     from dpoptax._support.version import __version__ as __version__
-    from dpoptax.accounting._privacy_plan import PrivacyPlan as PrivacyPlan
     from dpoptax.filters._disk import disk as disk
     from dpoptax.filters._doppler import doppler as doppler
     from dpoptax.filters._kalman import adaptive_kalman as adaptive_kalman
     from dpoptax.filters._low_pass import low_pass as low_pass
     from dpoptax.filters._lp_adam import lp_adam as lp_adam
     from dpoptax.filters._pmlf import pmlf as pmlf
+    from dpoptax.runs._batches import Batch as Batch
+    from dpoptax.runs._privacy_plan import PrivacyPlan as PrivacyPlan
     from dpoptax.runs._private_run import PrivateRun as PrivateRun
-    from dpoptax.sampling._batches import Batch as Batch
 else:
     from dpoptax._support.lazy import lazy_names
 
@@ -69,25 +69,25 @@ else:
             "tables",
             "users",
         ),
-        "._gradients.clip.accumulate": ("accumulate",),
-        "._gradients.clip.clip": ("Clip", "l2_clip"),
-        "._gradients.clip.clipped_sum": ("ClippedSum",),
-        "._gradients.clip.clipping_functions": (
+        "._clipped_sum.accumulate": ("accumulate",),
+        "._clips.clip": ("Clip", "l2_clip"),
+        "._clipped_sum.clipped_sum": ("ClippedSum",),
+        "._clips.clipping_functions": (
             "automatic_clip",
             "normalized_clip",
             "per_layer_clip",
         ),
-        "._gradients.clipped_grad.augmentation": ("augmented",),
-        "._gradients.clipped_grad.clipped_grad": ("clipped_grad",),
-        "._gradients.clipped_grad.dropped_examples": ("dropped_examples",),
-        "._gradients.clipped_grad.gradient_norms": ("gradient_norms",),
-        "._gradients.clipped_grad.microbatch_tuning": ("tune_microbatch_size",),
-        "._gradients.ghost_clipping.explain": ("explain",),
-        "._gradients.points": ("GradientPoints", "gradient_points"),
+        "._clipped_grad.augmentation": ("augmented",),
+        "._clipped_grad.clipped_grad": ("clipped_grad",),
+        "._clipped_grad.dropped_examples": ("dropped_examples",),
+        "._clipped_grad.gradient_norms": ("gradient_norms",),
+        "._clipped_grad.microbatch_tuning": ("tune_microbatch_size",),
+        "._ghost_clipping.explain": ("explain",),
+        "._points.points": ("GradientPoints", "gradient_points"),
         "._release.correlated": ("correlated_noise",),
         "._release.gaussian": ("clip_and_noise", "gaussian_noise"),
-        "._release.information_flow.information_flow": ("information_flow",),
-        "._release.random.keys": ("random_key_from_os",),
+        "._information_flow.information_flow": ("information_flow",),
+        "._random.keys": ("random_key_from_os",),
         "._release.read_ledger": ("ledgers",),
         ".runs._private_run": ("PrivateRun",),
         "._support.version": ("__version__",),
@@ -97,8 +97,8 @@ else:
         ".filters._low_pass": ("low_pass",),
         ".filters._lp_adam": ("lp_adam",),
         ".filters._pmlf": ("pmlf",),
-        ".sampling._batches": ("Batch",),
-        ".accounting._privacy_plan": ("PrivacyPlan",),
+        ".runs._batches": ("Batch",),
+        ".runs._privacy_plan": ("PrivacyPlan",),
     }
 
     def _elsewhere(name: str) -> str:

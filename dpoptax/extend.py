@@ -3,21 +3,21 @@
 A training loop does not need them. `docs/guides/extend.md` builds a method from them.
 """
 
-from dpoptax._gradients.clip.clip_per_example import clip_per_example
-from dpoptax._gradients.clip.clipped_sum import trust_clipped
-from dpoptax._gradients.clipped_grad.microbatches import in_microbatches
-from dpoptax._gradients.ghost_clipping.explain import Explanation
-from dpoptax._gradients.points import track_iterates
-from dpoptax._gradients.track_reference import track_reference
+from dpoptax._clipped_grad.microbatches import in_microbatches
+from dpoptax._clipped_sum.clip_per_example import clip_per_example
+from dpoptax._clipped_sum.clipped_sum import trust_clipped
+from dpoptax._clipped_sum.track_reference import track_reference
+from dpoptax._ghost_clipping.explain import Explanation
+from dpoptax._information_flow.information_flow import InformationFlow, Shown
+from dpoptax._points.points import track_iterates
 from dpoptax._release.adaptive import CountedGradient
 from dpoptax._release.chain import chain
 from dpoptax._release.fixed_point import fixed_point_grid
 from dpoptax._release.gaussian import noise_stddev
-from dpoptax._release.information_flow.information_flow import InformationFlow, Shown
 from dpoptax._release.ledger import Mechanism
 from dpoptax._release.read_ledger import Ledger
 from dpoptax.filters._lp_adam import scale_by_lp_adam
-from dpoptax.sampling._batches import read_ahead, read_sharded
+from dpoptax.runs._batches import read_ahead, read_sharded
 
 __all__ = [
     "CountedGradient", "Explanation", "InformationFlow", "Ledger", "Mechanism", "Shown", "chain",

@@ -12,13 +12,13 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from dpoptax import accounting
-from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.clip.block_sums import WholeBatch
-from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
-from dpoptax._gradients.ghost_clipping import cost_model, plan
-from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import Examples, trace_batch
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._ghost_clipping import cost_model, plan
+from dpoptax._losses.read_program import read_program
+from dpoptax._losses.trace_loss import Examples, trace_batch
 from dpoptax._release.ledger import count_releases
+from dpoptax._rounding import bounds
+from dpoptax._rounding.block_sums import WholeBatch
 
 
 def floats(values, dtype=jnp.float32):

@@ -15,7 +15,7 @@ import optax.contrib
 
 import dpoptax
 from dpoptax import matrix, sampling
-from dpoptax._gradients.clip.encoding import selects
+from dpoptax._clips.encoding import selects
 
 PAGE = Path(__file__).parents[1] / "privacy" / "support.md"
 BEGIN, END = "<!-- begin table -->", "<!-- end table -->"

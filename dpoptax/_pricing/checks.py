@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Accountant = Literal["pld", "rdp", "monte_carlo"]
 
+Unit = Literal["example", "user"]
+
 ADD_OR_REMOVE = "add-or-remove-one"
 
 

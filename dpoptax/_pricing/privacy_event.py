@@ -3,12 +3,11 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import dp_accounting as dpa
 
-if TYPE_CHECKING:
-    from dpoptax.sampling._base import Unit
+from dpoptax._pricing.checks import Unit
 
 T = TypeVar("T")
 
@@ -78,7 +77,7 @@ class PrivacyEvent:
     dp_event: dpa.DpEvent
     seeds: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
     keys: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
-    unit: Optional["Unit"] = None
+    unit: Unit | None = None
     neighboring_relation: str | None = None
     owners: str | None = dataclasses.field(default=None, repr=False)
 

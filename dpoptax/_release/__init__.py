@@ -1,1 +1,1 @@
-"""The only release: noise, its random bits, and the ledger."""
+"""The only release: noise stages and the ledger."""

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import Clip, clip_norm, positive
-from dpoptax._gradients.clip.clip_per_example import clip_each
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._gradients.clip.encoding import UnitClip
-from dpoptax._gradients.points import ReferenceState
+from dpoptax._clipped_sum.clip_per_example import clip_each
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._clips.clip import Clip, clip_norm, positive
+from dpoptax._clips.encoding import UnitClip
+from dpoptax._points.points import ReferenceState
+from dpoptax._random.keys import check_noise_key
 from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism
-from dpoptax._release.random.keys import check_noise_key
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree

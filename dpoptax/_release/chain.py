@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import optax
 
-from dpoptax._gradients.check_points import POINTS_REMEDY, unused_trackers
-from dpoptax._gradients.clip.clip_per_example import ClipPerExampleState
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._gradients.points import AT_PARAMETERS
+from dpoptax._clipped_sum.clip_per_example import ClipPerExampleState
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._points.check_points import POINTS_REMEDY, unused_trackers
+from dpoptax._points.points import AT_PARAMETERS
 from dpoptax._support.tree import PyTree
 
 

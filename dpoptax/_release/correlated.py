@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import Clip, as_clip
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._clips.clip import Clip, as_clip
+from dpoptax._random.keys import check_noise_key, fold_in
+from dpoptax._random.tree_noise import add_noise
 from dpoptax._release.correlated_fixed_point import add_correlated_noise, begin_buffers
 from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
-from dpoptax._release.random.keys import check_noise_key, fold_in
-from dpoptax._release.random.tree_noise import add_noise
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
-from dpoptax.matrix._strategies import BandedToeplitz, Strategy
+from dpoptax.matrix._participation import Strategy
+from dpoptax.matrix._strategies import BandedToeplitz
 
 if TYPE_CHECKING:
     from dpoptax.sampling import Sampler

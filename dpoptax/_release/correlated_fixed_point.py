@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._gradients.clip.integer_sums import LARGEST_GRID_SUM
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._random import tree_noise
+from dpoptax._random.discrete_gaussian import REACH
 from dpoptax._release.fixed_point import grid_of, integers, round_to_grid, steps_of
 from dpoptax._release.ledger import Mechanism
-from dpoptax._release.random import tree_noise
-from dpoptax._release.random.discrete_gaussian import REACH
+from dpoptax._rounding.integer_sums import LARGEST_GRID_SUM
 from dpoptax._support.tree import PyTree
 from dpoptax.matrix._inverse_strategies import reciprocal
 from dpoptax.matrix._strategies import BandedToeplitz

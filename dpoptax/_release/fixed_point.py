@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import Clip, as_clip
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._gradients.clip.integer_sums import LARGEST_GRID_SUM
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._pricing.noise_schedule import checked_phases, least
-from dpoptax._release.ledger import Mechanism, check_mechanism
-from dpoptax._release.random import tree_noise
-from dpoptax._release.random.discrete_gaussian import (
+from dpoptax._random import tree_noise
+from dpoptax._random.discrete_gaussian import (
     SMOOTHING,
     discrete_gaussian,
     discrete_gaussian_at,
 )
+from dpoptax._release.ledger import Mechanism, check_mechanism
+from dpoptax._rounding.integer_sums import LARGEST_GRID_SUM
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import out_sharding
 

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._gradients.clip.clip import Clip, as_clip
-from dpoptax._gradients.clip.clip_per_example import clip_per_example
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._gradients.clip.encoding import encodes
+from dpoptax._clipped_sum.clip_per_example import clip_per_example
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._clips.clip import Clip, as_clip
+from dpoptax._clips.encoding import encodes
+from dpoptax._random.keys import check_noise_key
+from dpoptax._random.tree_noise import add_noise
 from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
-from dpoptax._release.random.keys import check_noise_key
-from dpoptax._release.random.tree_noise import add_noise
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree

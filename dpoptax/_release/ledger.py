@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._release.random.keys import fold_in, two_words
+from dpoptax._random.keys import fold_in, two_words
 from dpoptax._support.hosts import check_same_on_hosts
 from dpoptax._support.mixing import mixed
 from dpoptax._support.serialization import SerializableState, register
@@ -19,7 +19,7 @@ from dpoptax._support.tree import PyTree, check_arrays, kind_of
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
-    from dpoptax.matrix._strategies import Strategy
+    from dpoptax.matrix._participation import Strategy
 
 # Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
 # flushed to zero although the sum is not.

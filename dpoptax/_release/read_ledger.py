@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._gradients.check_points import POINTS_REMEDY, unused_trackers
+from dpoptax._points.check_points import POINTS_REMEDY, unused_trackers
+from dpoptax._random.keys import Generator, generator_of, words_of
 from dpoptax._release.ledger import (
     EDITED,
     OTHER_KEY,
@@ -21,7 +22,6 @@ from dpoptax._release.ledger import (
     is_ledger,
     refusals_so_far,
 )
-from dpoptax._release.random.keys import Generator, generator_of, words_of
 from dpoptax._support.tree import PyTree, strip_variables
 
 _REASONS = {
@@ -96,6 +96,46 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     return tuple(
         Ledger(state.mechanism, int(state.count), generator_of(state.key)) for state in states
     )
+
+
+class LedgerReadings(NamedTuple):
+    """Ledgers of an optimizer state.
+
+    Attributes:
+      runs: the ledgers of each run, one for each noise stage.
+      ensemble: whether the state's arrays have a leading axis of runs.
+      keys: fingerprints of the noise keys.
+    """
+
+    runs: tuple[tuple[Ledger, ...], ...]
+    ensemble: bool
+    keys: frozenset[str]
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """The ledgers of all runs."""
+        return [ledger for run in self.runs for ledger in run]
+
+
+def read_ledgers(opt_state: PyTree) -> LedgerReadings:
+    """Returns the ledgers of a run, or of each run of an ensemble.
+
+    Raises:
+      ValueError: there is no ledger, or `ledgers` raises it.
+    """
+    if is_ensemble(opt_state):
+        runs = runs_of(opt_state)
+        ledgers(runs)  # raises if two runs have one key
+        each = tuple(ledgers(run) for run in runs)
+        return LedgerReadings(each, ensemble=True, keys=key_fingerprints(runs))
+    found = ledgers(opt_state)
+    if not found:
+        raise ValueError(
+            "`opt_state` holds no noise ledger. Pass the state of a chain that starts with "
+            "gaussian_noise or clip_and_noise. Restore a checkpoint into tx.init(params), which "
+            "gives its arrays their meaning."
+        )
+    return LedgerReadings((found,), ensemble=False, keys=key_fingerprints(opt_state))
 
 
 def states_in(opt_state: PyTree) -> list[LedgerState]:

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.clip.clipped_sum import ClippedSum, check_clipped_sum
-from dpoptax._gradients.clip.encoding import own_stage
+from dpoptax._clipped_sum.clipped_sum import ClippedSum, check_clipped_sum
+from dpoptax._clips.clip import Clip
+from dpoptax._clips.encoding import own_stage
+from dpoptax._random.keys import fold_in
 from dpoptax._release.ledger import (
     Mechanism,
     State,
@@ -18,7 +19,6 @@ from dpoptax._release.ledger import (
     count_release,
     refusals,
 )
-from dpoptax._release.random.keys import fold_in
 from dpoptax._support.marks import NOISE, RELEASE, mark
 from dpoptax._support.tree import PyTree, kind_of
 

@@ -12,6 +12,7 @@ from dpoptax._pricing import accountants
 from dpoptax._pricing.checks import (
     ADD_OR_REMOVE,
     Accountant,
+    Unit,
     check_accountant,
     check_delta,
     integer,
@@ -31,7 +32,6 @@ from dpoptax.accounting._statement import BLANK
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
-    from dpoptax.sampling._base import Unit
 
 # In `epsilon_curve`: the number of priced step counts, and the coarseness of all except the last.
 _CURVE_COUNTS = {"pld": 50, "monte_carlo": 4}
@@ -108,7 +108,7 @@ class Guarantee:
     event: PrivacyEvent
     neighboring_relation: str = ""
     accountant: Accountant = "pld"
-    unit: "Unit" = "example"
+    unit: Unit = "example"
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     releases: tuple[NoisyReleases, ...] = ()
     other_events: int = 0

@@ -12,8 +12,7 @@ from dpoptax.matrix._participation import Participation
 
 if TYPE_CHECKING:
     from dpoptax._release.ledger import Mechanism
-    from dpoptax._release.read_ledger import Ledger
-    from dpoptax.accounting._run_event import LedgerReadings
+    from dpoptax._release.read_ledger import Ledger, LedgerReadings
     from dpoptax.sampling._base import Sampler
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import dp_accounting as dpa
 
@@ -13,8 +13,7 @@ from dpoptax._pricing.privacy_event import PrivacyEvent, composed, seed_fingerpr
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
     from dpoptax._release.ledger import Mechanism
-    from dpoptax._release.read_ledger import Ledger
-    from dpoptax._support.tree import PyTree
+    from dpoptax._release.read_ledger import LedgerReadings
     from dpoptax.matrix._participation import Participation
     from dpoptax.sampling._base import Sampler
 
@@ -116,49 +115,7 @@ def run_event(
     return composed(own, others)
 
 
-class LedgerReadings(NamedTuple):
-    """Ledgers of an optimizer state.
-
-    Attributes:
-      runs: the ledgers of each run, one for each noise stage.
-      ensemble: whether the state's arrays have a leading axis of runs.
-      keys: fingerprints of the noise keys.
-    """
-
-    runs: "tuple[tuple[Ledger, ...], ...]"
-    ensemble: bool
-    keys: frozenset[str]
-
-    @property
-    def ledgers(self) -> "list[Ledger]":
-        """The ledgers of all runs."""
-        return [ledger for run in self.runs for ledger in run]
-
-
-def read_ledgers(opt_state: "PyTree") -> LedgerReadings:
-    """Returns the ledgers of a run, or of each run of an ensemble.
-
-    Raises:
-      ValueError: there is no ledger, or `dpoptax.ledgers` raises it.
-    """
-    from dpoptax._release.read_ledger import is_ensemble, key_fingerprints, ledgers, runs_of
-
-    if is_ensemble(opt_state):
-        runs = runs_of(opt_state)
-        ledgers(runs)  # raises if two runs have one key
-        each = tuple(ledgers(run) for run in runs)
-        return LedgerReadings(each, ensemble=True, keys=key_fingerprints(runs))
-    found = ledgers(opt_state)
-    if not found:
-        raise ValueError(
-            "`opt_state` holds no noise ledger. Pass the state of a chain that starts with "
-            "gaussian_noise or clip_and_noise. Restore a checkpoint into tx.init(params), which "
-            "gives its arrays their meaning."
-        )
-    return LedgerReadings((found,), ensemble=False, keys=key_fingerprints(opt_state))
-
-
-def drawing_sampler(sampler: "Sampler | Participation", readings: LedgerReadings) -> "Sampler":
+def drawing_sampler(sampler: "Sampler | Participation", readings: "LedgerReadings") -> "Sampler":
     """Returns the sampler that drew the batches, without a strategy.
 
     Raises:
@@ -180,7 +137,7 @@ def drawing_sampler(sampler: "Sampler | Participation", readings: LedgerReadings
 
 
 def spent_event(
-    readings: LedgerReadings,
+    readings: "LedgerReadings",
     sampler: "Sampler",
     *,
     same_batches: bool | None = None,

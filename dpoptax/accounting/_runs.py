@@ -11,7 +11,6 @@ from dpoptax.accounting._run_event import (
     checked_noise,
     drawing_sampler,
     event_of,
-    read_ledgers,
     run_event,
     sampling_of,
     spent_event,
@@ -88,6 +87,8 @@ def guarantee(
     >>> print(str(guarantee(state, sampler)).splitlines()[0])
     (2, 1e-05)-differentially private for one example more or less
     """
+    from dpoptax._release.read_ledger import read_ledgers
+
     readings, others = read_ledgers(opt_state), other_events(also)
     sampler = drawing_sampler(sampler, readings)
 

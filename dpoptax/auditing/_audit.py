@@ -4,7 +4,7 @@ import time
 
 import jax
 
-from dpoptax._release.random.keys import check_key
+from dpoptax._random.keys import check_key
 from dpoptax.auditing._checks import ThreatModel, check_options, check_seen
 from dpoptax.auditing._claim import Claim, state_after
 from dpoptax.auditing._error_curves import trade_off_curve

@@ -6,7 +6,7 @@ import time
 import jax
 import numpy as np
 
-from dpoptax._release.random.keys import check_key
+from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax.auditing._checks import ThreatModel, check_options, check_seen
 from dpoptax.auditing._claim import Claim

@@ -10,8 +10,9 @@ import dp_accounting
 
 from dpoptax._pricing.checks import check_delta
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
+from dpoptax._release.read_ledger import read_ledgers
 from dpoptax.accounting import Guarantee
-from dpoptax.accounting._run_event import drawing_sampler, read_ledgers, spent_event
+from dpoptax.accounting._run_event import drawing_sampler, spent_event
 
 if TYPE_CHECKING:
     from dpoptax._support.tree import PyTree

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import Clip, as_clip
-from dpoptax._gradients.clipped_grad.clipped_grad import clipped_grad
+from dpoptax._clipped_grad.clipped_grad import clipped_grad
+from dpoptax._clips.clip import Clip, as_clip
 from dpoptax.sampling import PoissonSampler, Sampler
 
 # The size of the gradients of `canary_gradient`, in units of the clipping bound.

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._gradients.points import GradientPoints, gradient_points
+from dpoptax._points.points import GradientPoints, gradient_points
+from dpoptax._random.keys import fold_in
 from dpoptax._release.ledger import imprint_of, is_ledger, replace_key
-from dpoptax._release.random.keys import fold_in
 from dpoptax._support.tree import PyTree
 from dpoptax.auditing._game import Game, leaf_projections
 

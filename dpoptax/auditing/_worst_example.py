@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.clipped_grad.clipped_grad import clipped_grad
-from dpoptax._gradients.points import GradientPoints, gradient_points
+from dpoptax._clipped_grad.clipped_grad import clipped_grad
+from dpoptax._clips.clip import Clip
+from dpoptax._points.points import GradientPoints, gradient_points
 from dpoptax.auditing._game import Game, leaf_projections
 from dpoptax.sampling import PoissonSampler
 

@@ -5,7 +5,7 @@ everything after it is post-processing. `docs/results/index.md` compares them wi
 methods.
 """
 
-from dpoptax._gradients.clip.clipping_functions import psac_clip
+from dpoptax._clips.clipping_functions import psac_clip
 from dpoptax._release.adaptive import adaptive_clip, adaptive_gaussian_noise
 from dpoptax.contrib._adaptive_fir import adaptive_fir
 from dpoptax.contrib._geodp import HypersphericalClip, geodp, hyperspherical_clip

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._gradients.clip.clipped_sum import check_released
+from dpoptax._clipped_sum.clipped_sum import check_released
 from dpoptax._support.tree import PyTree, check_decays, check_known, check_stddev
 
 

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._gradients.clip.clip import clip_norm, positive
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._gradients.clip.encoding import UnitClip, encodes
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._clips.clip import clip_norm, positive
+from dpoptax._clips.encoding import UnitClip, encodes
+from dpoptax._random.keys import check_threefry_key
+from dpoptax._random.tree_noise import standard_normal
 from dpoptax._release.gaussian import GaussianNoiseState
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism
-from dpoptax._release.random.keys import check_threefry_key
-from dpoptax._release.random.tree_noise import standard_normal
 from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree, widen
 from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._gradients.clip.clipped_sum import check_released
-from dpoptax._gradients.points import track_iterates
+from dpoptax._clipped_sum.clipped_sum import check_released
+from dpoptax._points.points import track_iterates
 from dpoptax._support.tree import PyTree, check_known
 
 Schedule = Callable[[jax.Array], jax.Array | float]

@@ -10,7 +10,7 @@ import optax
 from jax.typing import DTypeLike
 from numpy.typing import NDArray
 
-from dpoptax._gradients.clip.clipped_sum import check_released
+from dpoptax._clipped_sum.clipped_sum import check_released
 from dpoptax._support.tree import PyTree, check_decays, check_stddev
 from dpoptax.filters._disk import corrected
 from dpoptax.filters._low_pass import mean_share

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._gradients.points import track_iterates
+from dpoptax._points.points import track_iterates
 from dpoptax._support.tree import check_known
 from dpoptax.filters._coefficients import resolve_preset
 from dpoptax.filters._low_pass import low_pass

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         banded_inverse_square_root as banded_inverse_square_root,
     )
     from dpoptax.matrix._participation import Participation as Participation
+    from dpoptax.matrix._participation import Strategy as Strategy
     from dpoptax.matrix._strategies import BandedToeplitz as BandedToeplitz
     from dpoptax.matrix._strategies import BufferedToeplitz as BufferedToeplitz
-    from dpoptax.matrix._strategies import Strategy as Strategy
     from dpoptax.matrix._strategies import optimal_banded_toeplitz as optimal_banded_toeplitz
     from dpoptax.matrix._strategies import optimal_buffered_toeplitz as optimal_buffered_toeplitz
     from dpoptax.sampling._cyclic import CyclicPoissonSampler as CyclicPoissonSampler
@@ -35,11 +35,10 @@ else:
 
     _FILES = {
         "._inverse_strategies": ("BandedInverseToeplitz", "banded_inverse_square_root"),
-        "._participation": ("Participation",),
+        "._participation": ("Participation", "Strategy"),
         "._strategies": (
             "BandedToeplitz",
             "BufferedToeplitz",
-            "Strategy",
             "optimal_banded_toeplitz",
             "optimal_buffered_toeplitz",
         ),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpoptax.matrix._jax_privacy import jax_privacy_module
-from dpoptax.matrix._strategies import Strategy, checked_coefficients, stable_key
+from dpoptax.matrix._participation import Strategy
+from dpoptax.matrix._strategies import checked_coefficients, stable_key
 
 if TYPE_CHECKING:
     import jax

@@ -1,19 +1,70 @@
-"""The privacy cost of a strategy of correlated noise with a sampler."""
+"""The base class of strategies of correlated noise, and their privacy cost with a sampler."""
 
+import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from dpoptax._pricing import participation_chains
-from dpoptax.sampling._base import Sampler, Unit
+from dpoptax._pricing.checks import Unit
+from dpoptax.sampling._base import Sampler
 from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
+    from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
-    from dpoptax.matrix._strategies import Strategy
+
+class Strategy(abc.ABC):
+    """Lower-triangular Toeplitz matrix A whose columns have l2 norm at most 1.
+
+    With all diagonals this holds up to the rounding of A's parameters to float32. `column` includes
+    the rounding, and prices use `column`. Subclasses are frozen dataclasses, static and hashable.
+    """
+
+    @property
+    @abc.abstractmethod
+    def bands(self) -> int | None:
+        """The number of nonzero diagonals of A; None if all are nonzero."""
+
+    @abc.abstractmethod
+    def column(self, steps: int) -> np.ndarray:
+        """Returns the first column of A over `steps` steps, float64.
+
+        The other columns are shifted copies of it.
+        """
+
+    @abc.abstractmethod
+    def noising_matrix(self) -> "StreamingMatrix":
+        """Returns A⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
+
+    @property
+    @abc.abstractmethod
+    def checkpoint_key(self) -> str:
+        """A versioned text that identifies the noise, equal for equal noise.
+
+        Checkpoints store its checksum, so it must not change while the noise is the same. Use a
+        name, a version and `float.hex` of each parameter.
+        """
+
+    @property
+    def redrawn(self) -> tuple[float, ...] | None:
+        """The weights of Z_t, Z_{t−1}, … in row t of A⁻¹, or None if they are many.
+
+        With these weights, noise is drawn again from its keys instead of stored in buffers.
+        """
+        return None
+
+    def under(self, sampler: Sampler) -> "Participation":
+        """Returns the strategy with a sampler, which `dpoptax.accounting` can price.
+
+        Raises:
+          ValueError: an example can take part in several steps with correlated noise, and no ε is
+            known for this sampler.
+        """
+        return Participation(self, sampler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +82,7 @@ class Participation:
       ValueError: no ε is known for this combination.
     """
 
-    strategy: "Strategy"
+    strategy: Strategy
     sampler: Sampler
 
     def __post_init__(self) -> None:

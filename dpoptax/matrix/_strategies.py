@@ -1,6 +1,5 @@
 """Strategies of correlated noise: lower-triangular Toeplitz matrices."""
 
-import abc
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,69 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpoptax.matrix._jax_privacy import jax_privacy_module
+from dpoptax.matrix._participation import Strategy
 
 if TYPE_CHECKING:
     from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
-
-    from dpoptax.matrix._participation import Participation
-    from dpoptax.sampling import Sampler
 
 
 # The largest noise of a step, in units of Z. Float32 rounds this noise by a share of 2⁻²⁴, which is
 # about 10⁻⁵ of Z at most. Optimal strategies reach 2.
 _MOST_NOISE = 2.0**6
-
-
-class Strategy(abc.ABC):
-    """Lower-triangular Toeplitz matrix A whose columns have l2 norm at most 1.
-
-    With all diagonals this holds up to the rounding of A's parameters to float32. `column` includes
-    the rounding, and prices use `column`. Subclasses are frozen dataclasses, static and hashable.
-    """
-
-    @property
-    @abc.abstractmethod
-    def bands(self) -> int | None:
-        """The number of nonzero diagonals of A; None if all are nonzero."""
-
-    @abc.abstractmethod
-    def column(self, steps: int) -> np.ndarray:
-        """Returns the first column of A over `steps` steps, float64.
-
-        The other columns are shifted copies of it.
-        """
-
-    @abc.abstractmethod
-    def noising_matrix(self) -> "StreamingMatrix":
-        """Returns A⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
-
-    @property
-    @abc.abstractmethod
-    def checkpoint_key(self) -> str:
-        """A versioned text that identifies the noise, equal for equal noise.
-
-        Checkpoints store its checksum, so it must not change while the noise is the same. Use a
-        name, a version and `float.hex` of each parameter.
-        """
-
-    @property
-    def redrawn(self) -> tuple[float, ...] | None:
-        """The weights of Z_t, Z_{t−1}, … in row t of A⁻¹, or None if they are many.
-
-        With these weights, noise is drawn again from its keys instead of stored in buffers.
-        """
-        return None
-
-    def under(self, sampler: "Sampler") -> "Participation":
-        """Returns the strategy with a sampler, which `dpoptax.accounting` can price.
-
-        Raises:
-          ValueError: an example can take part in several steps with correlated noise, and no ε is
-            known for this sampler.
-        """
-        from dpoptax.matrix._participation import Participation
-
-        return Participation(self, sampler)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ shares one over hosts compares a `RunIdentity`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
-    from dpoptax._release.random.keys import key_of_words as key_of_words
-    from dpoptax._release.random.keys import words_of as words_of
+    from dpoptax._random.keys import key_of_words as key_of_words
+    from dpoptax._random.keys import words_of as words_of
     from dpoptax._support.digests import array_digest as array_digest
     from dpoptax._support.digests import digest_of as digest_of
     from dpoptax._support.digests import rows_digest as rows_digest
@@ -36,10 +36,28 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
-            "._private_run": ("PrivateRun", "noise_key_of", "noise_stage", "sampler_of", "seeded", "shared_key"),
+            "._private_run": (
+                "PrivateRun",
+                "noise_key_of",
+                "noise_stage",
+                "sampler_of",
+                "seeded",
+                "shared_key",
+            ),
             "._identity": ("Hidden", "RunIdentity", "data_of", "draws_of", "noise_of", "settings"),
-            ".._support.digests": ("array_digest", "digest_of", "rows_digest", "traced", "tree_digest"),
-            ".._support.hosts": ("OtherRunError", "check_same_on_hosts", "differing", "shared_bytes"),
-            ".._release.random.keys": ("key_of_words", "words_of"),
+            ".._support.digests": (
+                "array_digest",
+                "digest_of",
+                "rows_digest",
+                "traced",
+                "tree_digest",
+            ),
+            ".._support.hosts": (
+                "OtherRunError",
+                "check_same_on_hosts",
+                "differing",
+                "shared_bytes",
+            ),
+            ".._random.keys": ("key_of_words", "words_of"),
         },
     )

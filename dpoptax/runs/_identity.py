@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
-from dpoptax._release.random.keys import words_of
+from dpoptax._random.keys import words_of
 from dpoptax._support.digests import digest_of, rows_digest, tree_digest
 from dpoptax._support.hosts import OtherRunError, check_same_on_hosts
 
 if TYPE_CHECKING:
     from dpoptax._support.tree import PyTree
-    from dpoptax.accounting._privacy_plan import PrivacyPlan
+    from dpoptax.runs._plan_terms import PlanTerms
     from dpoptax.sampling._base import Sampler
     from dpoptax.users import UserTable
 
@@ -85,8 +85,9 @@ class RunIdentity:
             shown, got = ("the same", "another") if hidden else (f"{before!r},", repr(now))
             raise OtherRunError(
                 f"{name} must be {shown} as in {begun}, got {got}. The noise of a step "
-                f"belongs to one sampler, one program and one data set.{self._also(record)} Restore "
-                "it to continue that run, or use another folder for a new run and account for both."
+                f"belongs to one sampler, one program and one data set.{self._also(record)} "
+                "Restore it to continue that run, or use another folder for a new run and account "
+                "for both."
             )
 
     def check_rounding(self, record: Values, why: str) -> None:
@@ -131,7 +132,7 @@ def draws_of(sampler: "Sampler", users: "UserTable | None") -> Values:
     }
 
 
-def noise_of(plan: "PrivacyPlan", key: jax.Array) -> Values:
+def noise_of(plan: "PlanTerms", key: jax.Array) -> Values:
     """Returns what the noise of a run rests on."""
     noise = plan.noise_multiplier
     return {

@@ -11,8 +11,7 @@ import numpy as np
 import optax
 
 from dpoptax._pricing.privacy_event import PrivacyEvent, composed, key_fingerprint, seed_fingerprint
-from dpoptax._release.gaussian import gaussian_noise
-from dpoptax._release.random.keys import (
+from dpoptax._random.keys import (
     Generator,
     check_noise_key,
     generator_of,
@@ -20,17 +19,18 @@ from dpoptax._release.random.keys import (
     number_of_words,
     words_of,
 )
+from dpoptax._release.gaussian import gaussian_noise
+from dpoptax._release.read_ledger import read_ledgers, states_in
 from dpoptax._support.hosts import shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
-from dpoptax.accounting._run_event import read_ledgers
 from dpoptax.accounting._runs import guarantee
+from dpoptax.runs._batches import Batch, example_loader, read_ahead
 from dpoptax.sampling._base import SEED_BYTES, Sampler
-from dpoptax.sampling._batches import Batch, example_loader, read_ahead
 
 if TYPE_CHECKING:
-    from dpoptax._gradients.clip.clip import Clip
+    from dpoptax._clips.clip import Clip
     from dpoptax._support.tree import PyTree
-    from dpoptax.accounting._privacy_plan import PrivacyPlan
+    from dpoptax.runs._plan_terms import PlanTerms
     from dpoptax.users import UserTable
 
 _Item = TypeVar("_Item")
@@ -51,7 +51,8 @@ class PrivateRun:
         seed = SHAKE-256(key), of 128 bits, or of 256 bits for a ChaCha20 key
 
     So an optimizer state, which holds the key and counts the releases, is all that a run needs to
-    continue. The run itself cannot be copied or pickled: both copies would add the same noise. A ChaCha20 key makes noise and batches cryptographic.
+    continue. The run itself cannot be copied or pickled: both copies would add the same noise. A
+    ChaCha20 key makes noise and batches cryptographic.
 
     Privacy: `guarantee` holds for a run that adds `noise` to sums of clipped gradients of its own
     `batches`, each used for one release. Keep the run as secret as the data.
@@ -67,7 +68,7 @@ class PrivateRun:
     ([0, 1], 2)
     """
 
-    def __init__(self, plan: "PrivacyPlan", key: jax.Array, *, step: int = 0) -> None:
+    def __init__(self, plan: "PlanTerms", key: jax.Array, *, step: int = 0) -> None:
         """Starts the use of a plan with a noise key, after the first `step` steps."""
         self.plan, self.step = plan, step
         self._key = check_noise_key(key)
@@ -264,10 +265,11 @@ class PrivateRun:
         released = readings.ledgers[0].releases
         if not self.step - self._in_use <= released <= self.step:
             raise ValueError(
-                f"`opt_state` counts {released:,} releases, but the run has handed out {self.step:,} "
-                "batches. Each batch is for one release: a batch that is used twice, or a state "
-                "that starts again, costs more than the ledger counts. To look at a batch, take one "
-                "of another run. To go back to an earlier state, also restore the run: "
+                f"`opt_state` counts {released:,} releases, but the run has handed out "
+                f"{self.step:,} batches. Each batch is for one release: a batch that is used "
+                "twice, or a state that starts again, costs more than the ledger counts. To look "
+                "at a batch, take one of another run. To go back to an earlier state, also "
+                "restore the run: "
                 "`plan.continue_run(opt_state)`."
             )
         plan = self.plan
@@ -278,7 +280,7 @@ class PrivateRun:
 
 
 def noise_stage(
-    plan: "PrivacyPlan", key: jax.Array, clip: "Clip | float | None"
+    plan: "PlanTerms", key: jax.Array, clip: "Clip | float | None"
 ) -> optax.GradientTransformation:
     """Returns the noise transform of a plan for a key; see `PrivateRun.noise`."""
     noise: dict[str, Any] = {
@@ -298,7 +300,7 @@ def noise_stage(
     return gaussian_noise(**noise, fixed_point=plan.fixed_point)
 
 
-def _check_not_adaptive(plan: "PrivacyPlan", clip: "Clip") -> None:
+def _check_not_adaptive(plan: "PlanTerms", clip: "Clip") -> None:
     """Raises if the noise of the plan cannot follow an adaptive clip."""
     if plan.strategy is not None or isinstance(plan.noise_multiplier, Mapping):
         raise ValueError(
@@ -308,7 +310,7 @@ def _check_not_adaptive(plan: "PrivacyPlan", clip: "Clip") -> None:
 
 
 def _correlated_noise(
-    plan: "PrivacyPlan", clip: "Clip | float | None", noise: Mapping[str, Any]
+    plan: "PlanTerms", clip: "Clip | float | None", noise: Mapping[str, Any]
 ) -> optax.GradientTransformation:
     from dpoptax._release.correlated import correlated_noise
 
@@ -322,7 +324,7 @@ def _correlated_noise(
     )
 
 
-def continued(plan: "PrivacyPlan", opt_state: "PyTree") -> PrivateRun:
+def continued(plan: "PlanTerms", opt_state: "PyTree") -> PrivateRun:
     """Returns the run of an optimizer state, after the steps that its ledger counts.
 
     Raises:
@@ -348,12 +350,10 @@ def continued(plan: "PrivacyPlan", opt_state: "PyTree") -> PrivateRun:
 
 def noise_key_of(opt_state: "PyTree") -> jax.Array:
     """Returns the key of the first noise stage in an optimizer's state."""
-    from dpoptax._release.read_ledger import states_in
-
     return states_in(opt_state)[0].key
 
 
-def sampler_of(plan: "PrivacyPlan", opt_state: "PyTree") -> Sampler:
+def sampler_of(plan: "PlanTerms", opt_state: "PyTree") -> Sampler:
     """Returns the sampler with the seed of the run that an optimizer state belongs to.
 
     For trainers that draw steps by their number: each draw is for one release.

@@ -3,19 +3,17 @@
 import abc
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
-from dpoptax._pricing.checks import integer, seed_integer
+from dpoptax._pricing.checks import Unit, integer, seed_integer
 from dpoptax.sampling._draws import OVERFLOW_PROBABILITY, Draws, Pcg64, largest_draw
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
-    from dpoptax._release.random.shake256 import Shake256
-
-Unit = Literal["example", "user"]
+    from dpoptax._random.shake256 import Shake256
 
 SEED_BYTES = 32
 """The length of a seed for SHAKE-256."""
@@ -199,7 +197,7 @@ class Sampler(abc.ABC):
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=spawn_key))
 
     def _shake256(self, *key: int) -> "Shake256":
-        from dpoptax._release.random.shake256 import shake256
+        from dpoptax._random.shake256 import shake256
 
         assert isinstance(self.seed, bytes)
         return shake256(self.seed, type(self).__name__, key)

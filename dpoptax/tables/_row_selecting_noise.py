@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._random.keys import check_threefry_key
 from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._release.ledger import Mechanism, begin, check_mechanism, imprint_of
-from dpoptax._release.random.keys import check_threefry_key
 from dpoptax._release.release import release
 from dpoptax._support.marks import COUNTED, NOISE, RELEASE, SELECTED, mark
 from dpoptax._support.serialization import SerializableState

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._gradients.clip.clip import Clip, as_clip, positive
-from dpoptax._gradients.clip.encoding import EncodingClip
+from dpoptax._clips.clip import Clip, as_clip, positive
+from dpoptax._clips.encoding import EncodingClip
 from dpoptax._support.marks import CLIPPED, EXAMPLES, mark
 from dpoptax._support.tree import PyTree
 

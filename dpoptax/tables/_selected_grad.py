@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._gradients.clip.clip_per_example import check_mask
-from dpoptax._gradients.clip.clipped_sum import ClippedSum
-from dpoptax._gradients.clipped_grad.clipped_grad import clipped_grad
-from dpoptax._gradients.points import GradientPoints, ReferenceState, TrackIteratesState
+from dpoptax._clipped_grad.clipped_grad import clipped_grad
+from dpoptax._clipped_sum.clip_per_example import check_mask
+from dpoptax._clipped_sum.clipped_sum import ClippedSum
+from dpoptax._points.points import GradientPoints, ReferenceState, TrackIteratesState
 from dpoptax._support.tree import PyTree, find_state, kind_of
 from dpoptax.tables._lookups import locate, place_of, take_rows
 from dpoptax.tables._row_selecting_noise import (

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from dpoptax._random.keys import check_key, words_of
 from dpoptax._release.ledger import check_mechanism
-from dpoptax._release.random.keys import check_key, words_of
 from dpoptax.tables._row_selecting_noise import draw_rows
 from dpoptax.tables._row_selection import RowSelection, count_rows
 

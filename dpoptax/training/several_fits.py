@@ -44,7 +44,8 @@ class FitRuns:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """The guarantee of all runs together."""
-        return _together(self.plan, [_own_event(result) for result in self.results])
+        alone = dataclasses.replace(self.plan, also=())
+        return _together(self.plan, [_own_event(alone, result) for result in self.results])
 
     def __str__(self) -> str:
         rows = [f"  {name} {mean:.4g} ± {std:.2g}" for name, (mean, std) in self.metrics.items()]
@@ -59,10 +60,9 @@ class FitRuns:
         )
 
 
-def _own_event(result: FitResult) -> PrivacyEvent:
-    """Returns the event of a run without the other events of its plan."""
-    run = dataclasses.replace(result.plan, also=()).continue_run(result.opt_state)
-    return run.guarantee(result.opt_state).event
+def _own_event(plan: dpoptax.PrivacyPlan, result: FitResult) -> PrivacyEvent:
+    """Returns the event of a run of a plan."""
+    return plan.continue_run(result.opt_state).guarantee(result.opt_state).event
 
 
 def _together(plan: dpoptax.PrivacyPlan, runs: Sequence[PrivacyEvent]) -> Guarantee:

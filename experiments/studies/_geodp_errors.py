@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from dpoptax._release.random.keys import check_key
+from dpoptax._random.keys import check_key
 from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._gradients.points import gradient_points
+from dpoptax._points.points import gradient_points
 from dpoptax.filters._disk import disk
 from dpoptax.filters._low_pass import low_pass
 

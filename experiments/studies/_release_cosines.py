@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 
 import dpoptax
-from dpoptax._gradients.clip.clip import Clip
-from dpoptax._gradients.clip.clip_per_example import sum_clipped
-from dpoptax._release.random.keys import check_key
+from dpoptax._clipped_sum.clip_per_example import sum_clipped
+from dpoptax._clips.clip import Clip
+from dpoptax._random.keys import check_key
 
 
 def direction_clips(

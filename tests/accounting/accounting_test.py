@@ -15,11 +15,7 @@ from scipy import integrate, optimize, stats
 import dpoptax
 from dpoptax import accounting, matrix
 from dpoptax._pricing import accountants, events, privacy_losses, renyi
-from dpoptax.sampling import (
-    FixedSizeSampler,
-    PoissonSampler,
-    ShuffledSampler,
-)
+from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
 from tests.helpers import after_releases, event_epsilon, slow_but
 
 DELTA = 1e-5

@@ -11,7 +11,7 @@ import pytest
 
 import dpoptax
 from dpoptax import runs, sampling, users
-from dpoptax.sampling._batches import read_ahead
+from dpoptax.runs._batches import read_ahead
 
 X = np.arange(200 * 3, dtype=np.float32).reshape(200, 3)
 Y = np.arange(200)

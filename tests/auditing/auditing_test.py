@@ -10,9 +10,9 @@ import pytest
 
 import dpoptax
 from dpoptax import auditing, sampling
-from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._pricing import accountants, checks
+from dpoptax._rounding import bounds
 from dpoptax.auditing import _claim, _replay, _worst_example
 from dpoptax.matrix import CyclicPoissonSampler
 from tests import games, helpers

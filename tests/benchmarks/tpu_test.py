@@ -15,11 +15,11 @@ from benchmarks.tpu import hlo
 from benchmarks.tpu.architectures import gpt2, resnet_18, vit_s
 from benchmarks.tpu.cases import CASES, Case, Options, make_mesh
 from benchmarks.tpu.passes import passes, ratio
-from dpoptax._gradients.ghost_clipping import cost_model
-from dpoptax._gradients.ghost_clipping.cost_model import COSTS
-from dpoptax._gradients.ghost_clipping.planned_uses import make_plan
-from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
+from dpoptax._ghost_clipping import cost_model
+from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.planned_uses import make_plan
+from dpoptax._losses.read_program import read_program
+from dpoptax._losses.trace_loss import trace_loss
 
 # Passes of the private step over those of the plain step.
 LIMIT = 1.15

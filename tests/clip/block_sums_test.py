@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpoptax._gradients.clip import block_sums
+from dpoptax._rounding import block_sums
 
 
 @pytest.mark.parametrize("stored", [1, 3, 7, 100])

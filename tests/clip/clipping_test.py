@@ -10,8 +10,8 @@ import pytest
 from jax_privacy import clipping as peer
 
 import dpoptax
-from dpoptax._gradients.clip import bounds, limits
-from dpoptax._gradients.clip.clip_per_example import sum_clipped
+from dpoptax._clipped_sum.clip_per_example import sum_clipped
+from dpoptax._rounding import bounds, limits
 from tests import helpers
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_room")]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip.clip_per_example import sum_clipped
+from dpoptax._clipped_sum.clip_per_example import sum_clipped
 from tests import helpers
 
 # properties_test compiles these clips as users do.

@@ -15,23 +15,23 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip import accumulate as accumulate_module
-from dpoptax._gradients.clip import block_sums, bounds, limits
-from dpoptax._gradients.clip.bounds import NormBounds, Piece
-from dpoptax._gradients.clip.limits import Limits
-from dpoptax._gradients.ghost_clipping.norms import factor_products
-from dpoptax._gradients.ghost_clipping.norms.factor_products import (
+from dpoptax._clipped_sum import accumulate as accumulate_module
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
+    MeasuredTerm,
     Segment,
 )
-from dpoptax._gradients.ghost_clipping.sums import (
+from dpoptax._ghost_clipping.sums import (
     ghost_clipped_sum,
     joined_products,
     weighted_products,
 )
-from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
-from dpoptax._gradients.ghost_clipping.transformed import cotangents, pulled_back_norms
-from dpoptax._gradients.ghost_clipping.transformed.cotangents import MeasuredTerm
+from dpoptax._ghost_clipping.transformed import cotangents, pulled_back_norms
+from dpoptax._losses.rules import FactorLayout
+from dpoptax._rounding import block_sums, bounds, limits
+from dpoptax._rounding.bounds import NormBounds, Piece
+from dpoptax._rounding.limits import Limits
 from tests.clip.rounding_interpreter import largest
 
 C = 0.3

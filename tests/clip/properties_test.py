@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpoptax
-from dpoptax._gradients.clip.clip_per_example import sum_clipped
+from dpoptax._clipped_sum.clip_per_example import sum_clipped
 from tests import helpers
 
 pytestmark = pytest.mark.optimized

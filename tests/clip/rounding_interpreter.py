@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from dpoptax._gradients.clip.bounds import ROOT_ROUNDINGS, UNIT_ROUNDOFF
+from dpoptax._rounding.bounds import ROOT_ROUNDINGS, UNIT_ROUNDOFF
 from dpoptax._support import jaxprs as _jaxprs
 
 _SMALLEST_NORMAL = 2.0**-126

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip.clipped_sum import check_clipped_sum
+from dpoptax._clipped_sum.clipped_sum import check_clipped_sum
 from tests import helpers
 
 CLIP = dpoptax.l2_clip(1.0)

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 import dpoptax.tables
-from dpoptax._gradients.clip import block_sums, bounds, integer_sums
-from dpoptax._gradients.ghost_clipping.norms import factor_products
-from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
-from dpoptax._gradients.ghost_clipping.sums import (
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm
+from dpoptax._ghost_clipping.sums import (
     ghost_clipped_sum,
     group_sums,
     weighted_products,
 )
-from dpoptax._gradients.ghost_clipping.transformed.cotangents import MeasuredTerm
+from dpoptax._rounding import block_sums, bounds, integer_sums
 from tests import helpers
 from tests.helpers import floats
 

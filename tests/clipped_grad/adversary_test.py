@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip import bounds
-from dpoptax._gradients.ghost_clipping.norms import factor_products
-from dpoptax._gradients.ghost_clipping.sums import weighted_products
-from dpoptax._gradients.ghost_clipping.trace import entry_rules, rules
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.sums import weighted_products
+from dpoptax._losses import entry_rules, rules
 from dpoptax._release import fixed_point
+from dpoptax._rounding import bounds
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers, programs
 from tests.programs import MODELS, PROGRAMS

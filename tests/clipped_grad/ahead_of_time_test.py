@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping.trace import trace_loss
+from dpoptax._losses import trace_loss
 from dpoptax._support.xla import is_for_one_device
 
 MESHES = {

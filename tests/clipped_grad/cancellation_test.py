@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._gradients.clip import bounds
+from dpoptax._rounding import bounds
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers
 

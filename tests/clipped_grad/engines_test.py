@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip.clip_per_example import sum_clipped
+from dpoptax._clipped_sum.clip_per_example import sum_clipped
 from tests.helpers import floats
 
 EXAMPLES = 12
@@ -111,10 +111,8 @@ def test_only_the_chosen_engine_is_imported(method):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert not done.returncode, done.stderr
     parts = {
-        m.split(".")[3]
-        for m in done.stdout.split()
-        if m.startswith("dpoptax._gradients.ghost_clipping.")
+        m.split(".")[3] for m in done.stdout.split() if m.startswith("dpoptax._ghost_clipping.")
     }
     assert parts - {"trace", "cost_model", "precision", "explain"} == IMPORTED[method]
-    assert "dpoptax._gradients.clipped_grad.sharding" not in done.stdout.split()
-    assert "dpoptax._gradients.clipped_grad.xla_rewrites" not in done.stdout.split()
+    assert "dpoptax._clipped_grad.sharding" not in done.stdout.split()
+    assert "dpoptax._clipped_grad.xla_rewrites" not in done.stdout.split()

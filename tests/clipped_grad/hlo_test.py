@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip import block_sums
+from dpoptax._rounding import block_sums
 from tests import helpers, programs
 
 pytestmark = pytest.mark.optimized

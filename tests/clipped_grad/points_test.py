@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.points import ReferenceState, points_code, track_iterates
+from dpoptax._points.points import ReferenceState, points_code, track_iterates
 
 
 def test_gradient_points_default_to_params():

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping import cost_model
-from dpoptax._gradients.ghost_clipping.two_turns import recomputed_sum
+from dpoptax._ghost_clipping import cost_model
+from dpoptax._ghost_clipping.two_turns import recomputed_sum
 from tests import helpers
 from tests.clipped_grad import streaming_test
 from tests.clipped_grad.adversary_test import CLIPS, QUICK, WAYS, _attack

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from dpoptax import tune_microbatch_size
-from dpoptax._gradients.clipped_grad import microbatch_tuning
+from dpoptax._clipped_grad import microbatch_tuning
 
 
 @pytest.fixture

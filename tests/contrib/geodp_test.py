@@ -8,9 +8,10 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._gradients.clip import bounds, clip_per_example
+from dpoptax._clipped_sum import clip_per_example
+from dpoptax._random import box_muller
 from dpoptax._release.ledger import replace_key
-from dpoptax._release.random import box_muller
+from dpoptax._rounding import bounds
 from tests import helpers
 from tests.oracles import geodp as oracle
 from tests.oracles import problem

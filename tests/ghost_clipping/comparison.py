@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 import dpoptax
-from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
-from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from tests.helpers import floats, sum_by
 
 # Compilation dominates the time of these tests.

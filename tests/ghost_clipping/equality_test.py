@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
-from dpoptax._gradients.ghost_clipping.norms import factor_products
-from dpoptax._gradients.ghost_clipping.norms.factor_products import Segment
-from dpoptax._gradients.ghost_clipping.passes.run_passes import Recording, run_pass
-from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
-from dpoptax._gradients.ghost_clipping.trace.read_program import read_program
-from dpoptax._gradients.ghost_clipping.trace.trace_loss import trace_loss
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.passes.run_passes import Recording, run_pass
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+from dpoptax._losses.read_program import read_program
+from dpoptax._losses.trace_loss import trace_loss
 from tests.ghost_clipping.comparison import QUICK, both, clipped_sum, close, points_of
 from tests.helpers import floats, slow_but, sum_by
 from tests.networks import NETWORKS, Network

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
-from dpoptax._gradients.ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
 from tests.helpers import equations, sum_by
 from tests.networks import NETWORKS
 

@@ -42,7 +42,7 @@ def test_functions_are_entered_in_order_of_the_page():
     text = _PAGE.read_text("utf-8")
     rows = re.findall(r"^\| `([\w/]+\.py)` \| (.+?) \|", text, re.MULTILINE)
     listed = [
-        (file if file.startswith("_") else f"_gradients/ghost_clipping/{file}", name)
+        (file if file.startswith("_") else f"_ghost_clipping/{file}", name)
         for file, names in rows
         for name in re.findall(r"`([\w.]+)`", names)
     ]

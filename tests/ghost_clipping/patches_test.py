@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from dpoptax._gradients.ghost_clipping.trace.rules import Convolution
+from dpoptax._losses.rules import Convolution
 
 CASES = {
     "plain": ((7, 6), (3, 2), {}),

@@ -7,14 +7,14 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping.norms import factor_products
-from dpoptax._gradients.ghost_clipping.trace.rules import FactorLayout
-from dpoptax._gradients.ghost_clipping.transformed import point_differences
-from dpoptax._gradients.ghost_clipping.transformed.cotangents import FixedTerm, OuterSum
-from dpoptax._gradients.ghost_clipping.transformed.pulled_back_norms import (
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.transformed import point_differences
+from dpoptax._ghost_clipping.transformed.cotangents import FixedTerm, OuterSum
+from dpoptax._ghost_clipping.transformed.pulled_back_norms import (
     assemble_gradients,
     measure_terms,
 )
+from dpoptax._losses.rules import FactorLayout
 from experiments.models.networks import WideResNet
 from experiments.models.vision_transformer import VisionTransformer
 from tests import helpers

@@ -12,7 +12,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import dpoptax
-from dpoptax._gradients.ghost_clipping import cost_model, plan
+from dpoptax._ghost_clipping import cost_model, plan
 from tests.ghost_clipping.comparison import QUICK, both, close
 from tests.helpers import cancellations
 from tests.networks import Network

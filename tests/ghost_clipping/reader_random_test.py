@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import dpoptax
-from dpoptax._gradients.clip import bounds
+from dpoptax._rounding import bounds
 from tests.ghost_clipping.comparison import both, close
 from tests.helpers import cancellations
 from tests.networks import Network

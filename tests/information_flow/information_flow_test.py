@@ -15,8 +15,8 @@ from jax.experimental import checkify
 
 import dpoptax
 from dpoptax import information_flow, matrix, tables
+from dpoptax._random.keys import two_words
 from dpoptax._release import gaussian
-from dpoptax._release.random.keys import two_words
 from dpoptax._support import marks as _marks
 from dpoptax.training import load_configs
 from dpoptax.training.run import planning

@@ -12,10 +12,10 @@ import optax
 import pytest
 from jax import lax
 
-from dpoptax._release.information_flow.entry_facts import DISTINCT_FACTS
-from dpoptax._release.information_flow.example_axes import LEADING_AXIS
-from dpoptax._release.information_flow.label_follower import LabelFollower
-from dpoptax._release.information_flow.labels import Content, Label
+from dpoptax._information_flow.entry_facts import DISTINCT_FACTS
+from dpoptax._information_flow.example_axes import LEADING_AXIS
+from dpoptax._information_flow.label_follower import LabelFollower
+from dpoptax._information_flow.labels import Content, Label
 from tests.helpers import slow_but
 
 ROWS = 6

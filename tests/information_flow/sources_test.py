@@ -9,7 +9,7 @@ import pytest
 
 import dpoptax
 from dpoptax import information_flow
-from dpoptax._release.information_flow import source_lines
+from dpoptax._information_flow import source_lines
 from tests.information_flow.information_flow_test import (
     BATCH,
     CLIP,

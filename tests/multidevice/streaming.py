@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._gradients.clip import block_sums
-from dpoptax._gradients.ghost_clipping.backward import use_sum
-from dpoptax._gradients.ghost_clipping.backward.batch_devices import Slices
-from dpoptax._gradients.ghost_clipping.two_turns import recomputed_sum
+from dpoptax._ghost_clipping.backward import use_sum
+from dpoptax._ghost_clipping.backward.batch_devices import Slices
+from dpoptax._ghost_clipping.two_turns import recomputed_sum
+from dpoptax._rounding import block_sums
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers
 from tests.helpers import floats, no_room

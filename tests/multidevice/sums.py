@@ -11,9 +11,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._gradients.clip import block_sums
-from dpoptax._gradients.clip.clipped_sum import check_clipped_sum
-from dpoptax._gradients.clipped_grad.per_example_sum import per_example_sum
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._clipped_sum.clipped_sum import check_clipped_sum
+from dpoptax._rounding import block_sums
 from dpoptax.auditing import _worst_example as adversary
 from tests import programs
 from tests.helpers import floats, no_room, sum_by

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import dpoptax
-from dpoptax._release.random import box_muller
+from dpoptax._random import box_muller
 
 CLIP = dpoptax.l2_clip(2.0)
 

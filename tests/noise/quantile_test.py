@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._gradients.clip.clip_per_example import sum_clipped
+from dpoptax._clipped_sum.clip_per_example import sum_clipped
 from tests import helpers
 from tests.ghost_clipping import comparison
 from tests.networks import NETWORKS

@@ -8,8 +8,8 @@ from jax.extend import random as jex_random
 from scipy import stats
 
 import dpoptax
+from dpoptax._random import box_muller
 from dpoptax._release import ledger
-from dpoptax._release.random import box_muller
 
 pytestmark = pytest.mark.optimized
 

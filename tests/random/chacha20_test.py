@@ -11,7 +11,7 @@ from flax import serialization
 from scipy import stats
 
 import dpoptax
-from dpoptax._release.random import chacha20, keys
+from dpoptax._random import chacha20, keys
 from tests.helpers import slow_but
 
 CLIP = dpoptax.l2_clip(0.5)

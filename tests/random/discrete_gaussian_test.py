@@ -10,7 +10,7 @@ import pytest
 from jax.extend import random as jex_random
 from scipy import stats
 
-from dpoptax._release.random import discrete_gaussian as dg
+from dpoptax._random import discrete_gaussian as dg
 from dpoptax._support.xla import places
 
 STDDEVS = (dg.SMOOTHING, 5.0, 64.3, 2.0**17.3, math.hypot(2.0**22, dg.SMOOTHING))

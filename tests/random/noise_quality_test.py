@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 import dpoptax
+from dpoptax._random import box_muller, tree_noise
 from dpoptax._release import fixed_point as _fixed_point
-from dpoptax._release.random import box_muller, tree_noise
 from tests import helpers
 
 pytestmark = pytest.mark.optimized

@@ -10,10 +10,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
+from dpoptax._random import box_muller, tree_noise
+from dpoptax._random.keys import split
+from dpoptax._random.row_matrix import RowMatrix, fits
 from dpoptax._release import fixed_point
-from dpoptax._release.random import box_muller, tree_noise
-from dpoptax._release.random.keys import split
-from dpoptax._release.random.row_matrix import RowMatrix, fits
 
 pytestmark = pytest.mark.optimized
 

@@ -15,8 +15,8 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._release.random import shake256 as _shake256
-from dpoptax._release.random.shake256 import Shake256, shake256
+from dpoptax._random import shake256 as _shake256
+from dpoptax._random.shake256 import Shake256, shake256
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.training import (
     ConfigError,

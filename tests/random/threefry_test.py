@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.extend import random as jex_random
 
-from dpoptax._release.random import threefry
+from dpoptax._random import threefry
 from dpoptax._support.xla import places
 
 

@@ -1,6 +1,7 @@
 """Tests that imports run in one direction: each part imports only the parts below it."""
 
 import ast
+import graphlib
 import json
 import pathlib
 import re
@@ -10,41 +11,9 @@ import pytest
 from benchmarks import layout
 
 ROOT = pathlib.Path(__file__).parents[2] / "dpoptax"
-# From bottom to top; see CONTRIBUTING.md. A part may import those before it.
-ORDER = (
-    "_support.tree", "_support.xla", "_support.figures", "_support.jaxprs", "_support.marks",
-    "_support.serialization", "_support", "_pricing", "_release.random",
-    "_gradients.points", "sampling", "matrix",
-    "_gradients.clip", "_gradients.ghost_clipping", "_gradients.clipped_grad",
-    "_gradients.track_reference", "_gradients",
-    "_release", "filters", "contrib", "accounting", "sampling._batches",
-    "runs", "accounting._privacy_plan", "tables", "users",
-    "_release.information_flow", "auditing", "extend", "dpoptax",
-    "training.errors", "training.bars", "training.roles",
-    "training.cache_folder", "training.config_files", "training.named_configs", "training.data",
-    "training.hosts",
-    "training",
-    "training.methods", "training.models", "training.config", "training.run", "training.fitting",
-    "training.several_fits",
-    "training.loop", "training.search", "training.audit",
-    "training.cli", "integrations",
-)  # fmt: skip
-# The same order within `_gradients.ghost_clipping`.
-GHOST_CLIPPING_ORDER = (
-    "precision",
-    "cost_model",
-    "trace",
-    "passes",
-    "norms",
-    "transformed",
-    "plan",
-    "planned_uses",
-    "sums",
-    "backward",
-    "streaming",
-    "two_turns",
-    "explain",
-)
+# The folders of the map, from bottom to top. A folder may import those before it.
+MAP = (ROOT.parent / "CONTRIBUTING.md").read_text("utf-8").partition("[start:map]")[2]
+ORDER = re.findall(r"^\| `(\w+)/?` \|", MAP.partition("[end:map]")[0], re.MULTILINE)
 # Parts above the public names use only public names.
 PUBLIC_ONLY = ("training", "integrations")
 # The modules whose names are public; documents import from no other. See docs/api/index.md.
@@ -64,71 +33,54 @@ def modules():
     return layout.read(ROOT)
 
 
-def wing(module):
-    """Returns the part that a module belongs to: the longest name in `ORDER` that contains it."""
-    parts = module.split(".")
-    names = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    return next((name for name in names if name in ORDER), parts[0]) or "dpoptax"
+def folder(module):
+    """Returns the folder or file at the top of the package that holds a module."""
+    return module.split(".")[0] or "dpoptax"
 
 
 def imports(sources):
-    """Returns pairs (module, imported module) within the package, except type-only imports."""
-    return layout.imports(sources, for_types=False)
+    """Returns pairs (module, imported module) within the package, type annotations included."""
+    return layout.imports(sources)
 
 
 def arrows_up(sources):
-    """Returns imports of a part by another part that is not above it."""
+    """Returns imports of a folder by another folder that is not above it."""
     rank = {name: i for i, name in enumerate(ORDER)}
     return [
         f"{a or 'dpoptax'} imports {b or 'dpoptax'}"
         for a, b in imports(sources)
-        if wing(a) != wing(b) and rank[wing(b)] >= rank[wing(a)]
+        if rank[folder(b)] > rank[folder(a)]
     ]
 
 
 def circle(sources):
-    """Returns modules that import each other in a cycle, or None."""
+    """Returns files, or folders, that import each other in a circle, or None.
+
+    Files of two folders are an import of one folder by the other, at each depth.
+    """
     below = {}
     for a, b in imports(sources):
-        if a and b and a != b and not a.startswith(f"{b}."):
-            below.setdefault(a, set()).add(b)
-    done, path = set(), []
-
-    def visit(module):
-        if module in path:
-            return [*path[path.index(module) :], module]
-        if module in done:
-            return None
-        path.append(module)
-        for other in sorted(below.get(module, ())):
-            if found := visit(other):
-                return found
-        path.pop()
-        done.add(module)
-        return None
-
-    return next(filter(None, map(visit, sorted(below))), None)
+        if not (a and b and a != b and not a.startswith(f"{b}.")):
+            continue
+        below.setdefault(a, set()).add(b)
+        here, there = a.split("."), b.split(".")
+        same = next((n for n, (x, y) in enumerate(zip(here, there, strict=False)) if x != y), None)
+        if same is not None:
+            one, other = (f"{'.'.join(each[: same + 1])}/" for each in (here, there))
+            below.setdefault(one, set()).add(other)
+    try:
+        tuple(graphlib.TopologicalSorter(below).static_order())
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return None
 
 
-def test_every_module_has_a_place():
-    assert {wing(module) for module in modules()} == set(ORDER)
+def test_every_folder_has_a_row_of_the_map():
+    assert sorted({folder(module) for module in modules()}) == sorted(ORDER)
 
 
 def test_no_import_points_upward():
     assert arrows_up(modules()) == []
-
-
-def test_ghost_clipping_reads_in_one_direction():
-    folder = "_gradients.ghost_clipping."
-    ranks = {name: i for i, name in enumerate(GHOST_CLIPPING_ORDER)}
-    back = [
-        f"{a} imports {b}"
-        for a, b in imports(modules())
-        if a.startswith(folder)
-        and b.startswith(folder)
-        and ranks[a.split(".")[2]] < ranks[b.split(".")[2]]
-    ]
-    assert back == []
 
 
 def uninstalled(sources):
@@ -175,7 +127,7 @@ def test_documents_import_only_public_modules():
     assert private == []
 
 
-def test_no_import_cycle():
+def test_no_circle_of_imports():
     assert circle(modules()) is None
 
 
@@ -191,8 +143,9 @@ def test_trainer_cli_and_integrations_use_only_public_names():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("_gradients.clip.clip", "from dpoptax._release.gaussian import gaussian_noise"),
-        ("_gradients.points", "from dpoptax import accounting"),
+        ("_clips.clip", "from dpoptax._release.gaussian import gaussian_noise"),
+        ("_pricing.checks", "if TYPE_CHECKING:\n    from dpoptax.sampling._base import Unit"),
+        ("_points.points", "from dpoptax import accounting"),
         ("accounting", "def later():\n    from dpoptax.training import loop"),
         ("sampling", "import dpoptax.matrix"),
     ],
@@ -203,11 +156,18 @@ def test_detects_upward_import(module, line):
     assert len(arrows_up(sources)) == 1
 
 
-def test_detects_import_cycle():
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("_clips.clip", "from dpoptax._clips.encoding import EncodingClip"),
+        ("matrix._participation", "from dpoptax.matrix._strategies import BandedToeplitz"),
+        ("training.run.step", "from dpoptax.training.search import sweep"),
+    ],
+)
+def test_detects_circle_of_imports(module, line):
     sources = modules()
-    module = "_gradients.clip.clip"
-    sources[module] += "\nfrom dpoptax._gradients.clip.clipping_functions import AutomaticClip\n"
-    assert {module, "_gradients.clip.clipping_functions"} <= set(circle(sources))
+    sources[module] += f"\nif TYPE_CHECKING:\n    {line}\n"
+    assert circle(sources) is not None
 
 
 def test_source_hash_covers_every_file_of_package(tmp_path, monkeypatch):

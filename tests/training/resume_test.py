@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax._gradients.clip.block_sums import WholeBatch, tau
+from dpoptax._rounding.block_sums import WholeBatch, tau
 from dpoptax.runs import OtherRunError
 from dpoptax.training import ConfigError, cache_folder, load_config, loop, models
 from dpoptax.training.cli.main import main

@@ -10,20 +10,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import dp_accounting as dpa
 import numpy as np
+import optax
 import pytest
 from flax import serialization
 
 from dpoptax.accounting import selection
 from dpoptax.matrix import BandedToeplitz
+from dpoptax.runs import OtherRunError
 from dpoptax.training import Comparison, ConfigError, TrainConfig, compare
 from dpoptax.training.cli.main import main
 from dpoptax.training.data.dataset import DATASETS
-from dpoptax.training.methods import Doppler, Method, NonPrivate
+from dpoptax.training.methods import DPSGD, Doppler, Method, NonPrivate
 from dpoptax.training.roles import Role, field
-from dpoptax.training.run import checkpoints, records
+from dpoptax.training.run import checkpoints, records, step
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.price import Sweep
@@ -226,6 +229,66 @@ def test_in_order_trials_use_whole_groups(tmp_path):
     assert records_of(tmp_path, results.trials[0])["dataset_size"] == 1151 // 64 * 64
 
 
+def start_process():
+    """Forgets data and programs, as a new process does."""
+    for cache in (trials._loaded, trials._sum_identity, step._shared_digest, step._compile):
+        cache.cache_clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Edited(DPSGD):
+    """A user's method, whose loss and filter are edited between two commands."""
+
+    factor: ClassVar[float] = 1.0
+
+    def loss(self, loss_fn):
+        return lambda *args: self.factor * loss_fn(*args)
+
+    def filter(self, stddev):
+        return optax.scale(self.factor)
+
+
+def trial_seeds(workdir):
+    found = (json.loads(path.read_text()) for path in (workdir / "trials").glob("*.json"))
+    return {record["config"]["seed"] for record in found}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_refuses_to_resume_sweep_with_an_edited_loss(kept, tmp_path, monkeypatch):
+    """Equal seeds would add the same noise to two sums, and the difference would have none."""
+    configs = {"one": dataclasses.replace(TINY, method=Edited())}
+    one_trial = {"grid": ("learning_rate=1",)}
+    first = run_sweep(configs, sweep(tmp_path, **one_trial), progress=False)
+    before = trial_seeds(tmp_path)
+    monkeypatch.setattr(Edited, "factor", -1.0)
+    start_process()
+    if not kept:
+        shutil.rmtree(tmp_path / "trials")
+    with pytest.raises(OtherRunError, match="The training step must be the same as in the sweep"):
+        run_sweep(configs, sweep(tmp_path, **one_trial), progress=False)
+    # A sweep that starts anew has other noise, even with the same seed.
+    (tmp_path / "sweep.json").unlink()
+    again = run_sweep(configs, sweep(tmp_path, **one_trial), progress=False)
+    assert again.trials[0].record != first.trials[0].record
+    assert trial_seeds(tmp_path) - before
+    monkeypatch.undo()
+    start_process()
+
+
+def test_comparison_trains_an_edited_filter_again(tmp_path, monkeypatch):
+    configs = {"one": dataclasses.replace(TINY, method=Edited())}
+    given = Comparison(tmp_path, seeds=1, factors=(1.0,))
+    first = compare(configs, given, progress=False)
+    start_process()
+    assert compare(configs, given, progress=False) == first
+    monkeypatch.setattr(Edited, "factor", -1.0)
+    start_process()
+    edited = compare(configs, given, progress=False)
+    assert edited.methods[0].runs[0]["params_sha256"] != first.methods[0].runs[0]["params_sha256"]
+    monkeypatch.undo()
+    start_process()
+
+
 @pytest.mark.parametrize("place", [0, 4])
 def test_refuses_to_resume_sweep_with_other_examples(tmp_path, monkeypatch, place):
     """Changes a training example and a held-out example; ε does not cover two data sets."""
@@ -240,9 +303,9 @@ def test_refuses_to_resume_sweep_with_other_examples(tmp_path, monkeypatch, plac
         train = {**whole.train, "inputs": inputs}
         own = dataclasses.replace(whole, name="own", train=train)
         monkeypatch.setitem(DATASETS, "own", lambda found=own: found)
-        trials._loaded.cache_clear()
+        start_process()
         if replaced:
-            with pytest.raises(ConfigError, match="The examples, .* must be those of the sweep"):
+            with pytest.raises(OtherRunError, match="examples must be the same as in the sweep"):
                 run_sweep(configs, sweep(tmp_path, **given), progress=False)
         else:
             first = run_sweep(configs, sweep(tmp_path, **given), progress=False)
@@ -259,7 +322,7 @@ def test_refuses_to_resume_comparison_with_other_examples(tmp_path, monkeypatch,
     def compared(**changes):
         own = dataclasses.replace(whole, name="own", **changes)
         monkeypatch.setitem(DATASETS, "own", lambda: own)
-        trials._loaded.cache_clear()
+        start_process()
         return compare(configs, given, progress=False)
 
     first = compared()
@@ -268,7 +331,7 @@ def test_refuses_to_resume_comparison_with_other_examples(tmp_path, monkeypatch,
     assert compared() == first
     arrays = dict(getattr(whole, split))
     arrays["labels"] = np.roll(arrays["labels"], 1)
-    with pytest.raises(ConfigError, match=r"dataset='own' must be those of earlier runs"):
+    with pytest.raises(OtherRunError, match=r"examples must be the same as in earlier runs"):
         compared(**{split: arrays})
     assert compared() == first
 

@@ -1,0 +1,215 @@
+"""Sums the clipped gradients of a batch with an engine, in micro-batches to save memory."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+from optax import microbatching
+
+from dpoptax._clipped_grad.engine import Engine
+from dpoptax._losses.trace_loss import Examples, trace_batch
+from dpoptax._points.points import GradientPoints
+from dpoptax._rounding import block_sums
+from dpoptax._rounding.block_sums import WholeBatch
+from dpoptax._support.jaxprs import equations
+from dpoptax._support.tree import PyTree
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
+
+# Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for scatters.
+_REWRITTEN = re.compile("conv_general_dilated|select_and_scatter_add")
+_ORDERED = re.compile("(select_and_)?scatter(-(add|sub|mul)|_add)?|(bcoo|bcsr|coo|csr)_.*")
+
+# `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
+BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSum:
+    """Sums clipped gradients on one device.
+
+    Attributes:
+      loss_fn: the loss of one example.
+      has_aux: whether it returns (loss, aux).
+      engine: how one micro-batch is summed.
+      microbatch_size: the number of examples computed at once; `None` for all.
+    """
+
+    loss_fn: Callable[..., PyTree]
+    has_aux: bool
+    engine: Engine
+    microbatch_size: int | None
+
+    def __call__(
+        self,
+        points: GradientPoints,
+        records: tuple[PyTree, PyTree],
+        mask: jax.Array,
+        key: jax.Array | None,
+        whole: WholeBatch | None = None,
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the sum as the clip encodes it, and the auxiliary outputs.
+
+        Args:
+          points: the gradient points.
+          records: the examples (B, …), and their indices (B,) if there is a key.
+          mask: (B,), True for examples.
+          key: the key of a loss with randomness.
+          whole: the batch of all devices; `None` for these examples.
+        """
+        total, aux = self.parts(points, records, mask, key, whole or WholeBatch(mask.shape[0]))
+        return self.engine.join(points.points[0], total), aux
+
+    def parts(
+        self,
+        points: GradientPoints,
+        records: tuple[PyTree, PyTree],
+        mask: jax.Array,
+        key: jax.Array | None,
+        whole: WholeBatch,
+        **over: "BatchDevices",
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
+        batch, ids = records
+        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+
+        def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
+            batch, keys = batch_and_keys
+            examples = Examples(batch, mask, whole, keys)
+            loss = trace_batch(self.loss_fn, points, examples, has_aux=self.has_aux)
+            return self.engine.sum(loss, points, examples, **over)
+
+        sums = _rewrite_for_xla(microbatch_sum, private=True)
+        return _in_microbatches(sums, self.microbatch_size)((batch, keys), mask)
+
+
+def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
+    """Computes `sums` in a loop over micro-batches, to save memory.
+
+        (Σ_k total_k, (aux_1, …, aux_n)),  where  total_k, aux_k = sums(batch_k, mask_k)
+
+    The result differs from `sums(batch, mask)` by rounding only. `clipped_grad` uses it for its
+    `microbatch_size`. Use it directly for sums without privacy, such as the gradient of a baseline.
+    Convolutions that XLA computes wrongly, or slowly in loops, are rewritten.
+
+    Privacy: as for `sums`, because nothing is clipped or noised here.
+
+    Args:
+      sums: `sums(batch, mask) -> (total, aux)`: a sum over the examples for which `mask`, (B,), is
+        True, and outputs with a row for each example, (B, …), or `None`. Every leaf of `batch` has
+        the examples as its leading axis.
+      microbatch_size: the number of examples computed at once; `None` for all. A batch that it does
+        not divide is padded with its first example, masked out.
+
+    Raises:
+      ValueError: `microbatch_size` is below 1.
+
+    >>> total = in_microbatches(lambda x, mask: (jnp.sum(x, where=mask), 2 * x), 2)
+    >>> total(jnp.array([1.0, 2.0, 3.0]), jnp.array([True, True, False]))
+    (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
+    """
+    # Also without micro-batches, as the whole step may be in a loop.
+    return _in_microbatches(_rewrite_for_xla(sums, private=False), microbatch_size)
+
+
+def _in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
+    if microbatch_size is None:
+        return sums
+    check_microbatch_size(microbatch_size)
+
+    def run(batch: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
+        examples = mask.shape[0]
+        if microbatch_size >= examples:
+            return sums(batch, mask)
+        missing = -examples % microbatch_size
+        if missing:
+
+            def pad(x: jax.Array) -> jax.Array:
+                return jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])
+
+            batch = jax.tree.map(pad, batch)
+            mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+        # A plain sum reads and writes less than a compensated one.
+        few = len(mask) // microbatch_size <= block_sums.FLOAT_TOTALS
+        kinds = (
+            microbatching.AccumulationType.SUM if few else _COMPENSATED_SUM,
+            microbatching.AccumulationType.CONCAT,
+        )
+        total, aux = microbatching.microbatch(
+            jax.jit(sums),  # traced once, for the shapes and for the loop
+            argnums=(0, 1),
+            microbatch_size=microbatch_size,
+            accumulator=kinds,
+            in_axes=(0, 0),
+        )(batch, mask)
+        return total, jax.tree.map(lambda x: x[:examples], aux)
+
+    return run
+
+
+def _rewrite_for_xla(fun: Callable[..., PyTree], *, private: bool) -> Callable[..., PyTree]:
+    """Returns `fun` with operations rewritten that XLA computes wrongly, or slowly on CPU.
+
+    In a `private` sum, scatters on GPUs become independent of the order of updates.
+    """
+    traced = jax.jit(fun)
+
+    def run(*args: PyTree) -> PyTree:
+        closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
+        names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
+        patterns = (_REWRITTEN, _ORDERED) if private else (_REWRITTEN,)
+        if not any(pattern.fullmatch(name) for pattern in patterns for name in names):
+            return traced(*args)
+        from dpoptax._clipped_grad import rewriting, scatter_order, xla_rewrites
+
+        def rule(eqn: JaxprEqn, constants: rewriting.Constants) -> Callable[..., Any] | None:
+            order = scatter_order.rule(eqn, constants) if private else None
+            return order or xla_rewrites.rule(eqn, constants)
+
+        if not rewriting.applies(rule, closed):
+            return traced(*args)
+        results = rewriting.evaluate(closed, rule, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return run
+
+
+def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
+    zeros = jax.tree.map(jnp.zeros_like, value)
+    return zeros, zeros
+
+
+def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
+    """Adds a part to the total, and carries the rounding error along.
+
+    The total of many parts then rounds as a single addition would.
+    """
+    del part
+    leaves = map(jax.tree.leaves, (*carry, value))
+    added = [block_sums.compensated_add(*each) for each in zip(*leaves, strict=True)]
+    structure = jax.tree.structure(value)
+    total, lost = (jax.tree.unflatten(structure, [each[i] for each in added]) for i in (0, 1))
+    return total, lost
+
+
+_COMPENSATED_SUM = microbatching.Accumulator(
+    init=_zeros,
+    update=_add,
+    finalize=lambda carry: jax.tree.map(jnp.add, *carry),
+    aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
+)
+
+
+def check_microbatch_size(microbatch_size: int) -> None:
+    """Raises an error if the size is not a positive integer."""
+    if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
+        raise ValueError(
+            f"`microbatch_size` must be an integer of at least 1, got {microbatch_size!r}. Pass "
+            "`None` to compute all examples at once."
+        )

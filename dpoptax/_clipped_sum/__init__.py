@@ -1,0 +1,1 @@
+"""The sealed sum of clipped gradients: made per example, accumulated, and checked."""

@@ -1,0 +1,225 @@
+"""Computes clipped sums of explicit per-example gradients, for any geometry."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from dpoptax._clipped_sum.clipped_sum import ClippedSum, Terms, check_real, sealed
+from dpoptax._clips.clip import Clip, as_clip
+from dpoptax._clips.encoding import EncodingClip, own_stage
+from dpoptax._points.points import AT_PARAMETERS
+from dpoptax._rounding import block_sums, bounds
+from dpoptax._support.marks import EXAMPLES, mark
+from dpoptax._support.tree import PyTree, no_params, widen
+from dpoptax._support.xla import materialize
+
+# The number of leaves that an error lists. A Python list of numbers has thousands.
+_SHOWN = 8
+
+
+class ClipPerExampleState(NamedTuple):
+    """State of `clip_per_example`, which is empty."""
+
+
+def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArgs:
+    """Clips and sums per-example gradients, from leaves (B, …) to a `ClippedSum`.
+
+    This is the first half of `clip_and_noise`. Use it for access to the sum.
+    `update(grads, state, params, mask=mask)` leaves out rows where `mask`, (B,), is False, such as
+    the padding of a sampler's draw. Without a mask every row counts as one example, and the noise
+    stage requires as many rows as its `batch_size`.
+
+    Privacy: the sum is private until noise is added. One example changes it by at most
+    `clip.sensitivity`, if a masked row takes the place of a missing example. B must be public, as
+    with padded draws, because the allowance for rounding depends on it.
+
+    Each gradient must depend only on its example. This cannot be checked here, but
+    `dpoptax.information_flow` can check it. Three cases violate it:
+
+    - `jax.vmap(jax.grad(loss_fn), (None, 0))` with a grouped convolution: if one gradient is not
+      finite, XLA makes all of them NaN. `clipped_grad` avoids this.
+    - `optax.clip_by_global_norm` before this stage: it scales all rows by a norm of the whole
+      batch.
+    - `optax.trace` before this stage: it adds the rows of successive batches.
+
+    Args:
+      clip: the geometry. A number C means `l2_clip(C)`.
+
+    Returns:
+      A stateless `optax.GradientTransformationExtraArgs`.
+
+    Raises:
+      TypeError: `clip` is neither a `Clip` nor a number. At `update`: `mask` holds floats.
+      ValueError: `clip` is an `adaptive_clip`, whose threshold this stage does not know. At
+        `update`: `params` is missing; leaves are not those of the parameters with a leading axis of
+        examples; or such axes differ from each other or from `mask`.
+
+    >>> import dpoptax, jax.numpy as jnp
+    >>> tx = clip_per_example(dpoptax.l2_clip(1.0))
+    >>> params = {"w": jnp.zeros(2)}
+    >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
+    >>> clipped, _ = tx.update(grads, tx.init(params), params)
+    >>> clipped.sum["w"]
+    Array([0.899..., 1.199...], dtype=float32)
+    """
+    clip = as_clip(clip)
+    if stage := own_stage(clip):
+        raise ValueError(
+            f"`clip` must work with any noise stage, got {clip}. Use `dpoptax.clipped_grad` and "
+            f"`{stage}`."
+        )
+
+    def init_fn(params: PyTree) -> ClipPerExampleState:
+        del params
+        return ClipPerExampleState()
+
+    def update_fn(
+        updates: PyTree,
+        state: ClipPerExampleState,
+        params: PyTree = None,
+        *,
+        mask: ArrayLike | None = None,
+        **extra_args: Any,
+    ) -> tuple[ClippedSum, ClipPerExampleState]:
+        del extra_args
+        if params is None:
+            raise no_params("the clip of per-example gradients")
+        _check_axis(updates, params)
+        check_real(updates)
+        examples = batch_length(updates)
+        each, which = mark((updates, check_mask(mask, examples)), EXAMPLES)
+        terms = Terms(clip, None, examples, mask is None, AT_PARAMETERS)
+        return sealed(sum_clipped(clip, each, which), terms), state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def sum_clipped(
+    clip: Clip,
+    grads: PyTree,
+    mask: jax.Array | None = None,
+    reference: PyTree = None,
+    *,
+    grid: float | None = None,
+    whole: block_sums.WholeBatch | None = None,
+) -> PyTree:
+    """Returns Σ_i mask_i clip(grads_i) for leaves (B, …) of explicit gradients.
+
+    Examples that are masked or not finite add exactly zero. With a grid, a power of two, each
+    summand is rounded to whole multiples of it, and the sum of these integers is exact. `whole`
+    describes the batch over all micro-batches and devices; `None` means this batch.
+    """
+    if isinstance(clip, EncodingClip):
+        grads = clip.encode(grads, reference)
+    tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
+    clipped = clip_each(clip, grads, mask, tau=tau)
+    add = block_sums.sum_weighted if grid is None else functools.partial(_sum_steps, grid)
+    totals = list(map(add, clipped.coefficients, clipped.units))
+    return jax.tree.unflatten(jax.tree.structure(grads), totals)
+
+
+def _sum_steps(grid: float, coefficients: jax.Array, units: jax.Array) -> jax.Array:
+    """Returns Σ_i coefficients[i] units[i], each rounded to whole multiples of a grid, in int32."""
+    clipped = bounds.broadcast_examples(coefficients, units) * units
+    steps = clipped * (1.0 / grid)  # exact, unlike a division on GPU
+    return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
+
+
+class ClippedUnits(NamedTuple):
+    """Holds per-example gradients and their coefficients separately.
+
+    Attributes:
+      units: leaves (B, …) of gradients, float32 or wider, finite.
+      coefficients: (leaves, B). Their products with the units are the clipped gradients.
+      norms: (B,), norms of whole gradients if the geometry has one group.
+      used: (B,), whether each example is finite and not masked.
+    """
+
+    units: list[jax.Array]
+    coefficients: jax.Array
+    norms: jax.Array
+    used: jax.Array
+
+
+def clip_each(
+    clip: Clip, grads: PyTree, mask: jax.Array | None = None, *, tau: float = 0.0
+) -> ClippedUnits:
+    """Clips explicit gradients, leaves (B, …), using upper bounds of their norms.
+
+    See `bounds`. `tau` is the τ of their sum, if they are summed.
+    """
+    mask = jnp.ones(batch_length(grads), bool) if mask is None else mask
+    units = materialize([bounds.within_range(widen(leaf)) for leaf in jax.tree.leaves(grads)])
+    groups = clip.groups(grads)
+    sizes = map(bounds.formed_bounds, units)
+    pieces = [bounds.Piece(*each) for each in zip(sizes, groups, strict=True)]
+    coefficients, norms, used = bounds.clip_coefficients(
+        clip, pieces, mask, group_count=1 + max(groups), tau=tau
+    )
+    return ClippedUnits(units, coefficients, norms, used)
+
+
+def _check_axis(grads: PyTree, params: PyTree) -> None:
+    """Raises an error if gradients are not per-example gradients of the parameters.
+
+    The gradient of a mean may also have a leading axis. Clipping its rows would not bound the
+    contribution of an example.
+    """
+    wanted, given = map(dict, map(jax.tree_util.tree_leaves_with_path, (params, grads)))
+    if other := wanted.keys() ^ given.keys():
+        raise ValueError(
+            "The gradients must have the structure of the parameters. Only one of the two has "
+            + ", ".join(sorted(map(jax.tree_util.keystr, other))[:_SHOWN])
+        )
+    for path, param in wanted.items():
+        grad = given[path]
+        if jnp.shape(grad)[1:] != jnp.shape(param):
+            want = ", ".join(["B", *map(str, jnp.shape(param))])
+            raise ValueError(
+                f"gradient{jax.tree_util.keystr(path)} must have shape ({want}), one gradient for "
+                f"each of B examples, got {jnp.shape(grad)}. Use for example "
+                "`jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))(params, batch)`. The gradient of "
+                "a whole batch cannot be made private."
+            )
+
+
+def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
+    """Returns the mask of a batch, (B,) booleans, all True if `mask` is None."""
+    if mask is None:
+        return jnp.ones(batch_size, bool)
+    mask = jnp.asarray(mask)
+    if mask.shape != (batch_size,):
+        raise ValueError(
+            f"`mask` must have shape ({batch_size},), one entry per example, got {mask.shape}. "
+            "Labels go into the batch: `grad_fn(params, (x, y), mask)`."
+        )
+    if not (jnp.issubdtype(mask.dtype, bool) or jnp.issubdtype(mask.dtype, jnp.integer)):
+        raise TypeError(
+            f"`mask` must hold booleans or integers, got {mask.dtype}. Put weights of examples "
+            "into the loss, before the clip. Labels go into the batch: "
+            "`grad_fn(params, (x, y), mask)`."
+        )
+    return mask.astype(bool)
+
+
+def batch_length(tree: PyTree) -> int:
+    """Returns the common length of the leading axis, or raises an error."""
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            "Every leaf must have the examples as its leading axis, of one length, got "
+            + _list_lengths(tree)
+            + ". Convert a list of examples to one array with `np.stack`." * isinstance(tree, list)
+        )
+    return sizes.pop()[0]
+
+
+def _list_lengths(tree: PyTree) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    sizes = [(jax.tree_util.keystr(path) or "leaf", jnp.shape(leaf)[:1]) for path, leaf in leaves]
+    shown = [f"{name}: {size}" for name, size in sizes]
+    return ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN)) or "no leaf"

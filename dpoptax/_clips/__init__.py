@@ -1,0 +1,1 @@
+"""Defines clips, and the encodings of those that do not only scale."""

@@ -1,0 +1,145 @@
+"""Runs a loss whose derivatives compute functions of whole batches.
+
+The derivative with respect to the probe of a use is the result of its `BatchFunction`. Automatic
+differentiation calls this function instead of summing the gradients of all examples. A scan stacks
+its results as it would stack gradients, and `jax.checkpoint` computes its operands again. A probe
+has zeros in the shape of the result, with the steps of scans as leading axes.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex, run_block
+from dpoptax._losses.program import Program, Step, Use
+from dpoptax._support.jaxprs import bind
+from dpoptax._support.tree import PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BatchFunction:
+    """Computes an array from the operands and cotangents of a use.
+
+    Attributes:
+      function: `function(operand, cotangent, own)` of arrays (B, …).
+      result: the type of the result in one step of the scans, without an axis of examples.
+      mapped: whether the result has a row for each example.
+    """
+
+    function: Callable[..., jax.Array]
+    result: jax.ShapeDtypeStruct
+    mapped: bool
+
+
+def run_uses(
+    program: Program,
+    params: Arrays,
+    inputs: Arrays,
+    functions: dict[int, BatchFunction],
+    *,
+    own: ByIndex,
+    axes: tuple[str, ...] | None,
+) -> tuple[ByIndex, ByIndex, Arrays]:
+    """Runs a batch forward and backward with a `BatchFunction` for each use.
+
+    Args:
+      program: the loss of one example.
+      params: the parameters.
+      inputs: the examples, arrays (B, …).
+      functions: the function of each use.
+      own: the input of each function, a tree of arrays (B, steps of the use's scans, …).
+      axes: the mesh axes that the examples are sharded over.
+
+    Returns:
+      The results by use, with the steps of scans as leading axes (after B if results have a row for
+      each example); the gradients of opaque parameters, (B, …); and the outputs of the loss.
+    """
+    examples = inputs[0].shape[0]
+
+    def run_use(step: Step, operands: Arrays, own: PyTree) -> tuple[Arrays, None]:
+        assert step.use is not None
+        return [_use_with_probe(step, functions[step.use.index])(operands, *own)], None
+
+    def example(probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays) -> Arrays:
+        leaves = [x + opaque[i] if i in opaque else x for i, x in enumerate(params)]
+        by_use = {index: (probe, own[index]) for index, probe in probes.items()}
+        outputs, _ = run_block(program.block, [*leaves, *inputs], by_use, run_use)
+        return outputs
+
+    probe_axes = {index: 0 if function.mapped else None for index, function in functions.items()}
+    every = jax.vmap(example, (probe_axes, 0, 0, 0), spmd_axis_name=axes)
+
+    def total(probes: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
+        outputs = every(probes, opaque, own, inputs)
+        return outputs[0].sum(), outputs
+
+    def probe(use: Use) -> jax.Array:
+        function = functions[use.index]
+        rows = (examples,) if function.mapped else ()
+        steps = (n for n, _ in use.loops)
+        return jnp.zeros((*rows, *steps, *function.result.shape), function.result.dtype)
+
+    # Shapes of zeros that are added to opaque parameters, separately for each example.
+    opaque = {i: (examples, *program.parameters[i].shape) for i in program.opaque}
+    probes = {use.index: probe(use) for use in program.uses}
+    zeros = {i: jnp.zeros(s, program.parameters[i].dtype) for i, s in opaque.items()}
+    try:
+        (found, gradients), outputs = jax.grad(total, argnums=(0, 1), has_aux=True)(probes, zeros)
+    except NotImplementedError as error:
+        if "'stop_gradient'" not in str(error):
+            raise
+        raise ValueError(
+            "The derivative that a `jax.custom_jvp` in `loss_fn` defines chooses a branch for its "
+            "tangents (`jax.lax.cond`). JAX cannot differentiate a batch of these in reverse, "
+            "which `method='recompute'` and `per_layer_clip(streaming=True)` need. Choose numbers "
+            "that multiply the tangents instead, define the derivative by `jax.custom_vjp`, or use "
+            "`method='auto'`."
+        ) from error
+    return found, gradients, outputs
+
+
+def _use_with_probe(step: Step, batch: BatchFunction) -> Callable[..., jax.Array]:
+    """Returns `apply(operands, probe, own)`, the output of a use for one example.
+
+    The derivative with respect to the data operand is that of the operation. The derivative with
+    respect to the probe is the function's result for all examples that `jax.vmap` maps over.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def result(operand: jax.Array, cotangent: jax.Array, own: PyTree) -> jax.Array:
+        del operand, cotangent, own
+        return jnp.zeros(batch.result.shape, batch.result.dtype)  # only for its type
+
+    @result.def_vmap
+    def batch_rule(size: int, mapped: list[Any], *arrays: PyTree) -> tuple[jax.Array, bool]:
+        def whole(x: jax.Array, is_mapped: bool) -> jax.Array:
+            return x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
+
+        return batch.function(*jax.tree.map(whole, arrays, tuple(mapped))), batch.mapped
+
+    @jax.custom_vjp
+    def apply(operands: Arrays, probe: jax.Array, own: PyTree) -> jax.Array:
+        del probe, own
+        (output,) = bind(step.eqn, operands)
+        return output
+
+    def forward(operands: Arrays, probe: jax.Array, own: PyTree) -> tuple[jax.Array, Any]:
+        return apply(operands, probe, own), (operands, own)
+
+    def backward(saved: Any, cotangent: jax.Array) -> tuple[Any, jax.Array, None]:
+        operands, own = saved
+        operand, gradients = operands[step.data], [None] * len(operands)
+        if jnp.issubdtype(operand.dtype, jnp.inexact):
+
+            def output(operand: jax.Array) -> jax.Array:
+                moved = [*operands[: step.data], operand, *operands[step.data + 1 :]]
+                return bind(step.eqn, moved)[0]
+
+            (gradients[step.data],) = jax.vjp(output, operand)[1](cotangent)
+        return gradients, result(operand, cotangent, own), None
+
+    apply.defvjp(forward, backward)
+    return apply

@@ -1,0 +1,263 @@
+"""Sums the weighted gradients of one use during the backward pass."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
+from dpoptax._ghost_clipping.backward.use_places import leaf_of, view_of_use
+from dpoptax._ghost_clipping.norms.factor_products import (
+    FactoredGradients,
+    Segment,
+    formed_square,
+    formed_together,
+    multiply_factors,
+)
+from dpoptax._ghost_clipping.passes.run_passes import recorded, recorded_dtype
+from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method
+from dpoptax._ghost_clipping.precision import is_precise
+from dpoptax._ghost_clipping.sums import weighted_products
+from dpoptax._ghost_clipping.sums.example_gradients import make_segment
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import product_rounding, sum_products
+from dpoptax._losses.program import Use
+from dpoptax._losses.rules import FactorLayout
+from dpoptax._points.points import weigh
+from dpoptax._rounding import block_sums
+from dpoptax._rounding.block_sums import WholeBatch
+from dpoptax._rounding.bounds import NormBounds, Piece, formed_bounds, within_range
+from dpoptax._support.tree import PyTree
+from dpoptax._support.xla import materialize
+
+# Sums that devices share and that are larger than this are computed in slices. A slice fits in the
+# vector memory of a TPU, where devices add it up, so main memory holds only each device's part.
+_SLICE_ENTRIES = 2**22
+
+
+class UseGradients(NamedTuple):
+    """Holds the gradients of a use for some examples, as factors.
+
+    Attributes:
+      factored: the factors.
+      layout: the layout of the factors.
+      method: the method for the norm. With "keep", the gradients of a few examples at a time are
+        formed, measured and added, so that norm and sum read the same numbers.
+    """
+
+    factored: FactoredGradients
+    layout: FactorLayout
+    method: str
+
+    @property
+    def examples(self) -> int:
+        """Returns the number of examples."""
+        return self.factored.segments[0].rows.shape[0]
+
+    @property
+    def is_formed(self) -> bool:
+        """Returns whether formed gradients are added."""
+        return self.method == "keep"
+
+    def piece(self) -> Piece:
+        """Returns the measured gradients."""
+        if self.is_formed:
+            square = formed_square(self.factored.segments, self.factored.sizes)
+            return _formed_piece(NormBounds(square, jnp.sqrt(square)))
+        return Piece(
+            weighted_products.measure_product(self.factored, self.method),
+            ratio=weighted_products.absolute_ratio(self.factored),
+            sum_error=weighted_products.sum_error(self.factored),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UseSum:
+    """Sums the weighted gradients of one use, in each step of its scans.
+
+    Attributes:
+      use: the use.
+      bound: an upper bound of the norm of a weighted gradient.
+      factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
+      devices: the devices that share the batch.
+      spec: how the sum is sharded over the devices, with the axes of the rule's layout.
+    """
+
+    use: Use
+    bound: float
+    factor_dtype: DTypeLike | None
+    devices: BatchDevices
+    spec: P
+
+    def coefficients(self, piece: Piece, given: PyTree, rounding: block_sums.Rounding) -> jax.Array:
+        """Returns the weights of measured gradients, (B,), from given arrays (B, …).
+
+        `rounding` is that of the sum over a device's examples.
+        """
+        raise NotImplementedError
+
+    def batch_sum(self, operand: jax.Array, cotangent: jax.Array, given: PyTree) -> jax.Array:
+        """Returns the weighted sum in float32, with the axes of the rule's layout."""
+        arrays = operand, cotangent, given
+        slices = self._slices(operand.shape[0] // self.devices.count)
+        if slices is None:
+            return self.devices.add(lambda *arrays: self._device_sum(*arrays)(), self.spec)(*arrays)
+        return self.devices.add_slices(
+            lambda *arrays: self._device_sum(*arrays, slices=slices), self.spec, slices
+        )(*arrays)
+
+    def gradients(self, operand: jax.Array, cotangent: jax.Array) -> UseGradients:
+        """Returns the gradients from operands and cotangents (B, …)."""
+        member, examples = self._member, operand.shape[0]
+        layout = member.layout
+        cotangent = weigh(cotangent, 1.0, member.scale)
+        operand, cotangent = materialize((self._recorded(operand), self._recorded(cotangent)))
+        segment = make_segment(member, operand, cotangent).rounded(self.factor_dtype)
+        factored = FactoredGradients([segment], layout.sizes)
+        method = choose_product_method([member], examples, 1)
+        if method == "keep" and self._slices(examples) is not None:
+            method = "form"  # the norm of a whole gradient is known before its slices are summed
+        return UseGradients(factored, layout, method)
+
+    @property
+    def _member(self) -> PlannedUse:
+        """Returns the use in one step of its scans, in the layout of its rule."""
+        step = dataclasses.replace(self.use, loops=(), rule=self.use.step_rule)
+        return PlannedUse(step, leaf_of(self.use), step.rule.layout, view_of_use(self.use))
+
+    def rounding(self, measured: UseGradients) -> block_sums.Rounding:
+        """Bounds how one example changes the rounding of the sum.
+
+        Each block has examples of one device. The totals of devices are added afterwards.
+        """
+        if measured.is_formed:
+            return block_sums.block_rounding(measured.examples, _formed_block(measured))
+        # Each entry is of one slice, and blocks have the same bound for one slice as for all. The
+        # rounding of lookups grows with the number of columns, so all columns count.
+        lookup = self.use.rule.is_lookup
+        slices = None if lookup else self._slices(measured.examples)
+        sliced = _Slicing(measured.layout, slices)
+        return product_rounding(sliced.factors(measured.factored, 0), measured.examples)
+
+    def _slices(self, examples: int) -> Slices | None:
+        """Returns the slices in which to sum a device's examples, or `None` for no slices.
+
+        A large sum that devices share is computed in slices, so that no device holds all of it. The
+        sharded axis must be the only axis of the rows or columns, and these must not be one-hot.
+        Each slice reads the other side again, so it has at least half as many entries. Gradients of
+        very many positions are formed, and are not cut.
+        """
+        layout, positions = self.use.step_rule.layout, self.use.step_rule.positions
+        if not is_precise("form", positions, *layout.sizes[1:]):
+            return None
+        shared = [i for i in range(len(layout.split)) if self.devices.shards(self.spec, i) > 1]
+        if len(shared) != 1:
+            return None
+        (axis,) = shared
+        one_hot = self.use.rule.is_lookup and layout.rows == (axis,)
+        if one_hot or (axis,) not in (layout.rows, layout.columns):
+            return None
+        entries, length = math.prod(layout.split), layout.split[axis]
+        other = examples * positions * entries // length
+        count = -(-entries // max(_SLICE_ENTRIES, other // 2))
+        return Slices.even(axis, length, self.devices.shards(self.spec, axis), count)
+
+    def _device_sum(
+        self,
+        operand: jax.Array,
+        cotangent: jax.Array,
+        given: PyTree,
+        *,
+        slices: Slices | None = None,
+    ) -> Callable[..., jax.Array]:
+        """Returns `total(start)`, the sum over a device's examples, or a slice of it."""
+        measured = self.gradients(operand, cotangent)
+        rounding = self.rounding(measured)
+        sliced = _Slicing(measured.layout, slices)
+        if measured.is_formed:
+            found = self._sum_formed(measured, given, rounding)
+            return lambda start=0: sliced.fold(found)
+        coefficients = self.coefficients(measured.piece(), given, rounding)
+
+        def total(start: jax.Array | int = 0) -> jax.Array:
+            found = sum_products(
+                sliced.factors(measured.factored, start),
+                coefficients,
+                bound=self.bound,
+                examples=measured.examples,
+            )
+            return sliced.fold(found)
+
+        return total
+
+    def _sum_formed(
+        self, measured: UseGradients, given: PyTree, rounding: block_sums.Rounding
+    ) -> jax.Array:
+        """Returns the weighted sum of gradients, each formed and measured when it is added."""
+        sizes, (segment,) = measured.factored.sizes, measured.factored.segments
+        arrays, structure = jax.tree.flatten((segment, given))
+
+        def block_sum(*arrays: jax.Array) -> jax.Array:
+            segment, given = jax.tree.unflatten(structure, arrays)
+            formed = materialize(within_range(multiply_factors([segment], sizes)))
+            piece = _formed_piece(formed_bounds(formed))
+            return block_sums.sum_weighted(self.coefficients(piece, given, rounding), formed)
+
+        return block_sums.sum_in_blocks(block_sum, *arrays, block=_formed_block(measured))
+
+    def _recorded(self, x: jax.Array) -> jax.Array:
+        return recorded(x, recorded_dtype(x.dtype, self.factor_dtype), finite=True)
+
+
+def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], added: int) -> float:
+    """Returns τ of sums, if up to `added` of them are added to each entry."""
+    own = block_sums.tau(whole, roundings, shared=added > 1)
+    room = block_sums.parts_rounding(added, whole.examples)
+    return (own + room) / (1.0 - room)
+
+
+def _formed_piece(size: NormBounds) -> Piece:
+    """Describes gradients that are added as they were measured."""
+    return Piece(size, sum_error=weighted_products.FLOAT32_ERROR)
+
+
+def _formed_block(measured: UseGradients) -> int:
+    return min(block_sums.BLOCK_LENGTH, formed_together(measured.factored.sizes))
+
+
+class _Slicing:
+    """Cuts the factors of a use for a slice of its sum, or leaves them whole.
+
+    Attributes:
+      layout: the layout of a slice.
+    """
+
+    def __init__(self, layout: FactorLayout, slices: Slices | None) -> None:
+        self.layout, self._slices, self._on_rows = layout, slices, False
+        if slices is not None:
+            axis = slices.axis
+            self._on_rows = layout.rows == (axis,)
+            split = (*layout.split[:axis], slices.length, *layout.split[axis + 1 :])
+            self.layout = dataclasses.replace(layout, split=split)
+
+    def fold(self, total: jax.Array) -> jax.Array:
+        """Returns a sum (K, R, D) in float32, with the axes of the layout."""
+        return self.layout.fold(total.astype(jnp.float32), self.layout.split)
+
+    def factors(self, whole: FactoredGradients, start: jax.Array | int) -> FactoredGradients:
+        """Returns the factors of the slice that starts at `start` in each shard."""
+        if self._slices is None:
+            return whole
+        cut = functools.partial(self._slices.cut, start=start)
+        return FactoredGradients(
+            [
+                Segment(cut(rows), columns) if self._on_rows else Segment(rows, cut(columns))
+                for rows, columns in whole.segments
+            ],
+            self.layout.sizes,
+        )

@@ -1,0 +1,264 @@
+"""Explains, before a run, how each parameter's norms and clipped sum are computed."""
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+
+from dpoptax._ghost_clipping.precision import kept_share
+from dpoptax._random.keys import check_key
+from dpoptax._support.tree import PyTree
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.plan import Plan, Product
+    from dpoptax._losses.program import Program, Use
+    from dpoptax._losses.trace_loss import TracedLoss
+
+_METHOD_TEXTS = {
+    "outer": "product of two norms",
+    "gram": "inner products",
+    "form": "formed, then summed again",
+}
+# Gradients are named if rounding may leave less than this share of the clipping bound.
+_SHORTENED = 0.95
+_HEADER = ("parameter", "shape", "uses", "norm by", "madds/example", "why")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterExplanation:
+    """Describes how one parameter is treated.
+
+    Attributes:
+      parameter: its path in the tree.
+      shape: its shape.
+      uses: the operations that combine it with data.
+      rule: how the norm of its per-example gradient is computed.
+      cost: approximate multiply-adds per example for norm and sum.
+      formed: whether memory holds a gradient of the parameter's shape for every example.
+      why: the reason for per-example gradients, empty if ghost clipping applies.
+      vanishes: whether the gradient is zero for every example, so that only noise is released.
+      kept: the share of a clipped gradient that bounds of rounding leave, if its positions are
+        uncorrelated. Below 0.95, the note of the `Explanation` names the parameter.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    uses: str
+    rule: str
+    cost: int
+    formed: bool
+    why: str
+    vanishes: bool = False
+    kept: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Lists how every parameter is treated, and prints as a table.
+
+    Attributes:
+      rows: one for each parameter.
+      note: the reason why some gradients are exactly zero or may be shortened, and the remedy;
+        otherwise empty.
+    """
+
+    rows: tuple[ParameterExplanation, ...]
+    note: str = ""
+
+    @property
+    def fallbacks(self) -> tuple[ParameterExplanation, ...]:
+        """Returns the parameters that need per-example gradients, because no rule applies."""
+        return tuple(row for row in self.rows if row.why)
+
+    @property
+    def vanishing(self) -> tuple[ParameterExplanation, ...]:
+        """Returns the parameters whose gradients are zero for every example."""
+        return tuple(row for row in self.rows if row.vanishes)
+
+    def __str__(self) -> str:
+        cells = [_HEADER] + [
+            (r.parameter, str(r.shape), r.uses, r.rule, f"{r.cost:,}", r.why) for r in self.rows
+        ]
+        return format_table(cells) + (f"\n\n{self.note}" if self.note else "")
+
+
+def format_table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Formats the rows of a table as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def explain(
+    loss_fn: Callable[..., PyTree],
+    params: PyTree,
+    example: PyTree,
+    *,
+    key: jax.Array | jax.ShapeDtypeStruct | None = None,
+    has_aux: bool = False,
+    batch_size: int = 64,
+    num_points: int = 1,
+    tangent: bool = False,
+    frozen: PyTree = None,
+) -> Explanation:
+    """Explains how `clipped_grad` computes each parameter's norms and sum.
+
+    The loss is traced, not run. The result does not contain data of the example.
+
+    Args:
+      loss_fn: the loss of one example, as for `clipped_grad`.
+      params: the parameters, or their shape structs.
+      example: one example (no batch axis), or its shape structs.
+      key: a key, for a loss that takes one.
+      has_aux: whether the loss returns (loss, aux).
+      batch_size: the number of examples computed at once, which is the micro-batch size. The
+        cheapest method for a norm depends on it.
+      num_points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method
+        depends on it.
+      tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
+      frozen: arrays that are not trained, or their shape structs. If given, the loss gets them as
+        `frozen=`, as in `training.fit`.
+
+    Returns:
+      An `Explanation`, which prints as a table. `rows` has one entry for each parameter.
+      `fallbacks` lists the parameters that need per-example gradients because no rule applies.
+      `vanishing` lists the parameters whose gradients are zero for every example, and `note` gives
+      the reason.
+
+    Raises:
+      TypeError: the loss is not a scalar, or a parameter is not a real float.
+      ValueError: `num_points` is below 1.
+
+    >>> import jax.numpy as jnp
+    >>> loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
+    >>> params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    >>> print(explain(loss_fn, params, jnp.ones(3)))
+    parameter  shape   uses         norm by               madds/example  why
+    ['b']      (2,)    add          elementwise           4
+    ['w']      (3, 2)  dot_general  product of two norms  11
+    """
+    if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
+        key = check_key(key)
+    if num_points < 1:
+        raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
+    # Imported here, since few runs explain a loss.
+    from dpoptax._losses.trace_loss import trace_loss
+
+    def read(loss: Callable[..., PyTree]) -> Explanation:
+        traced = trace_loss(loss, params, example, key, has_aux=has_aux, has_tangent=tangent)
+        return _explain(traced, params, batch_size, num_points, tangent=tangent)
+
+    if frozen is None:
+        return read(loss_fn)
+    found: list[Explanation] = []
+    # Traced as an argument, like the frozen arrays of a jitted step.
+    jax.eval_shape(
+        lambda arrays: found.append(read(functools.partial(loss_fn, frozen=arrays))), frozen
+    )
+    return found[0]
+
+
+def _explain(
+    traced: "TracedLoss",
+    params: PyTree,
+    batch_size: int,
+    num_points: int,
+    *,
+    tangent: bool,
+) -> Explanation:
+    from dpoptax._ghost_clipping.planned_uses import make_plan
+    from dpoptax._losses.read_program import read_program
+    from dpoptax._losses.zero_gradients import (
+        describe_vanishing,
+        find_vanishing,
+    )
+
+    program = read_program(traced)
+    plan = make_plan(program, batch_size, num_points, has_tangent=tangent)
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+    count = num_points + tangent
+    vanishing = find_vanishing(program)
+    rows = []
+    for leaf, path in enumerate(paths):
+        row = _explain_parameter(program, plan, count, leaf, path)
+        if leaf in vanishing.leaves:
+            row = dataclasses.replace(row, rule="zero", vanishes=True)
+        rows.append(row)
+    notes = [describe_vanishing(vanishing, params), _describe_shortened(rows)]
+    return Explanation(tuple(rows), "\n\n".join(filter(None, notes)))
+
+
+def _describe_shortened(rows: list[ParameterExplanation]) -> str:
+    """Returns a note on gradients that bounds of rounding may shorten."""
+    found = [f"{row.parameter} to {row.kept:.2f}" for row in rows if row.kept < _SHORTENED]
+    if not found:
+        return ""
+    return (
+        "Bounds of rounding may shorten clipped gradients of many uncorrelated positions, down to "
+        f"this share of the clipping bound: {', '.join(found)}. Shorten the examples, or form the "
+        "gradients with method='vmap'."
+    )
+
+
+def _explain_parameter(
+    program: "Program", plan: "Plan", points: int, leaf: int, path: str
+) -> ParameterExplanation:
+    from dpoptax._losses.derived_views import find_view
+
+    shape = tuple(program.parameters[leaf].shape)
+    uses = [use for use in program.uses if leaf in use.value.leaves]
+    named = ", ".join([*filter(None, [_operations(uses)]), *program.opaque.get(leaf, ())])
+    size = math.prod(shape)
+    if leaf in plan.formed:
+        # If a use does not read data, its gradient is a cotangent and therefore elementwise.
+        elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
+        pulled = any(find_view(use.value) is None for use in uses)
+        formed = "formed and kept" + (", pulled back" if pulled else "")
+        rule = "per-example gradient" if plan.formed[leaf] else formed
+        rule = "elementwise" if elementwise else rule
+        work = sum(math.prod(u.rule.layout.sizes) * u.rule.positions for u in uses)
+        cost = 2 * size + points * work
+        return ParameterExplanation(
+            path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf]
+        )
+    products = [p for p in plan.products if p.leaf == leaf]
+    if not products:
+        return ParameterExplanation(path, shape, "none", "zero", 0, False, "")
+    rules = ", ".join(sorted({_method_text(p) for p in products}))
+    cost = sum(_product_cost(product, points) for product in products)
+    kept = min(_kept_share(product, points) for product in products)
+    forms = any(p.method == "form" for p in products)
+    return ParameterExplanation(path, shape, named, rules, cost, forms, "", kept=kept)
+
+
+def _operations(uses: "list[Use]") -> str:
+    """Returns the names of the operations of `uses`, with their counts."""
+    names = collections.Counter(use.rule.name for use in uses)
+    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())
+
+
+def _method_text(product: "Product") -> str:
+    return _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
+
+
+def _positions(product: "Product", points: int) -> int:
+    return sum(m.positions * m.segments(points) for m in product.members)
+
+
+def _kept_share(product: "Product", points: int) -> float:
+    if all(member.use.rule.is_lookup for member in product.members):
+        return 1.0  # inner products with one-hot factors are exact
+    return kept_share(product.method, _positions(product, points), *product.layout.sizes[1:])
+
+
+def _product_cost(product: "Product", points: int) -> int:
+    groups, rows, columns = product.layout.sizes
+    positions = _positions(product, points)
+    work = positions * rows * columns
+    norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}[
+        product.method
+    ]
+    return groups * (work + norm)

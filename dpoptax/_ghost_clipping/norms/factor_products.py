@@ -1,0 +1,419 @@
+"""Bounds the norms of per-example gradients that are represented by factors.
+
+The gradient of example i is G_i[k] = Σ_s rows_s[i, k]ᵀ columns_s[i, k]. The segments s are the uses
+of one parameter at all gradient points. Its squared norm is
+
+    ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
+
+which takes L²(R + D) operations. Forming the gradient takes L R D operations. The letters in
+contractions are
+
+    b  examples B      t, s  positions L, L' of two segments, such as tokens
+    k  groups K        r, d  rows R and columns D of the gradient, the sides of a kernel
+
+For a kernel of (768, 3072) and 128 tokens, rows are (B, 1, 128, 768) and columns (B, 1, 128, 3072).
+The two matrices of inner products have 128² entries each, and the gradient 144 times as many.
+
+Integers represent one-hot factors. Gradients with a factor outside of the working range get an
+infinite S (`dpoptax._rounding.bounds`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.precision import LONG, PART, roundings_of
+from dpoptax._losses.rules import Sizes
+from dpoptax._rounding.bounds import (
+    LARGEST_NUMBER,
+    ROOT_ROUNDINGS,
+    NormBounds,
+    gamma,
+    lost_squares,
+    upper_square,
+)
+from dpoptax._support.tree import float32_at_least, widen
+from dpoptax._support.xla import round_to_dtype
+
+# Norms of vectors with n entries get this much more for each √n. It covers squares that are set to
+# zero, and makes the product of two norms so large that zeros in their inner product count as few
+# roundings: products of entries and partial sums lose at most 2 n 2^-126, which is 8 u n 2^-104.
+_VECTOR_FLOOR = 2.0**-52
+_LOST_PRODUCTS = 8
+# A norm over groups loses at most this much for each √K, because squares are set to zero.
+_LOST_GROUPS = 2.0**-62
+# On TPU, groups with more entries are computed one after the other.
+_LARGE_GROUP = 2**16
+
+
+class Segment(NamedTuple):
+    """Holds the factors of one use: `rows` (B, K, L, R) and `columns` (B, K, L, D).
+
+    One of them may be one-hot, represented by integers (B, K, L).
+    """
+
+    rows: jax.Array
+    columns: jax.Array
+
+    @property
+    def swapped(self) -> "Segment":
+        """Returns the factors of the transposed gradient."""
+        return Segment(self.columns, self.rows)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Returns whether a factor is in bfloat16."""
+        return any(x.dtype == jnp.bfloat16 for x in self)
+
+    def rounded(self, dtype: DTypeLike | None) -> "Segment":
+        """Rounds factors that are not one-hot to `dtype`.
+
+        For `None`, both are rounded to bfloat16 if one of them is in bfloat16.
+        """
+        if dtype is None:
+            if not self.is_narrow:
+                return self
+            dtype = jnp.bfloat16
+        return Segment(
+            *(x if is_one_hot(x) or x.dtype == dtype else round_to_dtype(x, dtype) for x in self)
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredTerm:
+    """Holds the fixed part of a gradient, `basis` (K, R, D) times `weights` (B, K, R, D).
+
+    Each axis has its full size or size 1. `inner` is the inner product of basis and outer products
+    along the axes for which weights have size 1.
+    """
+
+    basis: jax.Array
+    weights: jax.Array
+    inner: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class FactoredGradients:
+    """Holds per-example gradients (B, K, R, D) of a parameter.
+
+    Attributes:
+      segments: the factors of the outer products.
+      sizes: (K, R, D).
+      terms: the fixed terms that are added to the outer products if the parameter is transformed
+        before its use (`pulled_back_norms`); otherwise empty.
+    """
+
+    segments: list[Segment]
+    sizes: Sizes = dataclasses.field(metadata={"static": True})
+    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
+
+
+def is_one_hot(factor: jax.Array) -> bool:
+    """Returns whether a factor is one-hot, represented by integers."""
+    return jnp.issubdtype(factor.dtype, jnp.integer)
+
+
+def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Computes an einsum at the full precision of its operands on every platform.
+
+    All contractions on which a bound depends use this function. By default, TPUs multiply float32
+    in bfloat16, and GPUs may use TF32. Pass the larger operand second: einsum puts it on the left
+    and keeps its order of axes. Otherwise XLA copies it and the result.
+    """
+    dtype = float32_at_least(a, b)
+    product = partial(
+        jnp.einsum, axes, precision=lax.Precision.HIGHEST, preferred_element_type=dtype
+    )
+    if a.dtype == b.dtype == dtype:
+        return product(a, b)
+    # XLA's CPU backend compiles the transpose of a bfloat16 product to an operation that it lacks.
+    found: jax.Array = lax.platform_dependent(
+        a, b, cpu=lambda a, b: product(a.astype(dtype), b.astype(dtype)), default=product
+    )
+    return found
+
+
+def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
+    """Forms the gradients, (B, K, R, D) in float32."""
+    total = None
+    for rows, columns in _join_segments(segments):
+        if is_one_hot(rows):
+            part = _scatter(rows, columns, sizes[1])
+        elif is_one_hot(columns):
+            part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
+        else:
+            part = contract("bktr,bktd->bkrd", rows, columns)  # sums over positions only
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _join_segments(segments: list[Segment]) -> list[Segment]:
+    """Joins the segments along L if this needs fewer passes over memory."""
+    # The gradient [A_1; A_2]ᵀ [C_1; C_2] of factors joined along L is A_1ᵀ C_1 + A_2ᵀ C_2.
+    rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
+    # Joining takes two passes over the factors. Each added product takes three over a gradient.
+    fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
+    if not fewer or any(is_one_hot(x) for segment in segments for x in segment):
+        return segments
+    return [Segment(*(jnp.concatenate(side, axis=2) for side in zip(*segments, strict=True)))]
+
+
+def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
+    def add(index: jax.Array, values: jax.Array) -> jax.Array:
+        zeros = jnp.zeros((size, values.shape[-1]), float32_at_least(values))
+        return zeros.at[index].add(values.astype(zeros.dtype))
+
+    return jax.vmap(jax.vmap(add))(index, values)
+
+
+def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
+    """Returns upper bounds of ‖G‖² and S, (B,), using the method "outer" or "gram".
+
+    For one position, S is the norm. Inner products include a bound of their rounding.
+    """
+    if method == "outer":
+        # One position: G = rowᵀ column, so ‖G‖ = ‖row‖ ‖column‖ = S. In groups, squares add up.
+        absolute = absolute_size(segments, sizes)
+        return NormBounds(jnp.square(absolute) + lost_squares(1), absolute)
+    square, lengths = _inner_products(segments, sizes)
+    absolute = _join_lengths(segments, lengths, sizes)
+    # If terms cancel, the computed square may be negative. It is then replaced by zero. For each
+    # pair of positions, four products may be set to zero.
+    lost = lost_squares(4 * sizes[0] * _positions(segments) ** 2)
+    return NormBounds(jnp.maximum(square, 0.0) + lost, absolute)
+
+
+def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
+    """Returns the bounds of `measure` from formed gradients Ĝ.
+
+    The sum contracts the factors again. ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η +
+    η²)S².
+    """
+    square, absolute = formed_square(segments, sizes), absolute_size(segments, sizes)
+    error = gamma(_positions(segments) + len(segments) + 8)
+    return NormBounds((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
+
+
+def formed_square(segments: list[Segment], sizes: Sizes) -> jax.Array:
+    """Returns upper bounds of ‖Ĝ‖², (B,), of gradients formed for a few examples at a time."""
+    examples = segments[0].rows.shape[0]
+    most = min(formed_together(sizes), examples)
+    # The largest divisor of the batch whose gradients fit: `part` examples are formed at once.
+    part = next(n for n in range(most, 0, -1) if examples % n == 0)
+    parts = [Segment(*(x.reshape(-1, part, *x.shape[1:]) for x in s)) for s in segments]
+    return lax.map(lambda part: upper_square(multiply_factors(part, sizes)), parts).reshape(-1)
+
+
+def formed_together(sizes: Sizes) -> int:
+    """Returns the number of examples whose gradients are formed at once and then discarded."""
+    return max(1, COSTS.formed_entries // math.prod(sizes))
+
+
+def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+    """Returns upper bounds of ‖G‖², (B,), and Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K)."""
+    # The longest chain sums over K, L and L', over pairs of segments, and in one entry.
+    sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2 + 8
+    error = gamma(sums) * (1.0 + 2.0 * gamma(sums))  # the bounds of rounding are also summed
+    add = partial(_sum_inner_products, error=error)
+
+    def by_group() -> tuple[jax.Array, jax.Array]:
+        squares, lengths = map_groups(add, segments)
+        return jnp.sum(squares, axis=0), lengths[..., 0].swapaxes(0, 1)
+
+    def together() -> tuple[jax.Array, jax.Array]:
+        return add(segments)
+
+    if not has_large_groups(sizes):
+        return together()
+    found: tuple[jax.Array, jax.Array] = lax.platform_dependent(tpu=by_group, default=together)
+    return found
+
+
+def _sum_inner_products(segments: list[Segment], *, error: float) -> tuple[jax.Array, jax.Array]:
+    # ‖Σ_s A_sᵀ C_s‖² = Σ_{s, s'} ⟨A_sᵀ C_s, A_s'ᵀ C_s'⟩, and each ⟨·, ·⟩ is the sum over (t, t') of
+    # (A_s A_s'ᵀ) ∘ (C_s C_s'ᵀ). The rows of the kernel are contracted first, then its columns, then
+    # both position axes, so no array has R D entries.
+    lengths: list[Segment] = []
+    square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
+    for j, b in enumerate(segments):
+        for i in range(j, -1, -1):
+            a = segments[i]
+            inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
+            if i == j:
+                # The diagonal of A Aᵀ holds ‖row_t‖², which S needs, at no further cost.
+                lengths.append(Segment(*map(_diagonal_norms, inner, _vector_lengths(a))))
+            bound = _bound_products((a, b), inner, (lengths[i], lengths[j]), error)
+            # Each pair of different segments occurs twice in the square.
+            square += (1.0 if i == j else 2.0) * sum_by_axes(bound)
+    return square, _sum_lengths(lengths)
+
+
+def _bound_products(
+    pair: tuple[Segment, Segment], inner: Segment, lengths: tuple[Segment, Segment], error: float
+) -> jax.Array:
+    """Returns products of inner products, (B, K, L, L'), with bounds of their rounding.
+
+    An inner product of rows a, a' is off by α ≤ γ ‖a‖‖a'‖, one of columns by β. So the product is
+    off by at most |A| β + α |C| + α β. `error` is that of the sum over all products. Inner products
+    may be computed twice, so α β counts five times.
+    """
+    off_rows, off_columns = _inner_errors(pair, lengths, error)
+    product = inner.rows * inner.columns
+    found = product + error * jnp.abs(product) + jnp.abs(inner.rows) * off_columns
+    return found + off_rows * (jnp.abs(inner.columns) + 5.0 * off_columns)
+
+
+def _inner_errors(
+    pair: tuple[Segment, Segment], lengths: tuple[Segment, Segment], error: float
+) -> list[jax.Array | float]:
+    """Returns bounds of the errors of inner products of rows, and of columns."""
+    found: list[jax.Array | float] = []
+    for a, b, of_a, of_b in zip(*pair, *lengths, strict=True):
+        if is_one_hot(a) or is_one_hot(b):  # the inner product is an entry of the other factor
+            found.append(0.0)
+            continue
+        size = roundings_of(a.shape[-1]) + _LOST_PRODUCTS
+        # Norms, these bounds and their sum are rounded.
+        room = gamma(size) * (1.0 + gamma(size + 32) + 4.0 * error)
+        found.append(room * of_a[..., :, None] * of_b[..., None, :])
+    return found
+
+
+def has_large_groups(sizes: Sizes) -> bool:
+    """Returns whether groups are large matrices, such as the layers of a scan."""
+    groups, rows, columns = sizes
+    return groups > 1 and rows * columns > _LARGE_GROUP
+
+
+def map_groups(function: Callable[[list[Segment]], Any], segments: list[Segment]) -> Any:
+    """Returns function(segments of one group), stacked, computed one group after the other.
+
+    On TPU, a product of all groups takes longer to compile, and its operands are copied.
+    """
+
+    def of_group(group: jax.Array) -> Any:
+        part = partial(lax.dynamic_slice_in_dim, start_index=group, slice_size=1, axis=1)
+        return function([Segment(*map(part, segment)) for segment in segments])
+
+    return lax.map(of_group, jnp.arange(segments[0].rows.shape[1]))
+
+
+def absolute_size(segments: list[Segment], sizes: Sizes) -> jax.Array:
+    """Returns an upper bound of S, (B,), from the factors."""
+    lengths = _sum_lengths([Segment(*map(_vector_norms, s)) for s in segments])
+    return _join_lengths(segments, lengths, sizes)
+
+
+def _sum_lengths(lengths: list[Segment]) -> jax.Array:
+    """Returns Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K), from the norms."""
+    return reduce(jnp.add, [jnp.sum(rows * columns, axis=2) for rows, columns in lengths])
+
+
+def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> jax.Array:
+    """Returns an upper bound of S from Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
+    positions = _positions(segments)
+    # Norms are roots, so they have half the relative error of their squares.
+    # The inner products have R and D terms, and the square root a sum over K. The sums over t and s
+    # are of norms, so they count fully.
+    summed = 0.5 * (_inner_product_length(segments) + sizes[0]) + positions + len(segments)
+    room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
+    if sizes[0] == 1:
+        return room * lengths[:, 0]
+    square = jnp.sum(jnp.square(lengths), axis=1)
+    return room * jnp.sqrt(square) + math.sqrt(sizes[0]) * _LOST_GROUPS
+
+
+def _positions(segments: list[Segment]) -> int:
+    """Returns the number of positions of all segments, at least 1."""
+    return max(1, sum(s.rows.shape[2] for s in segments))
+
+
+def _inner_product_length(segments: list[Segment]) -> int:
+    """Returns the number of terms in inner products of rows and of columns, together.
+
+    Inner products with one-hot factors are exact and do not count.
+    """
+    sides = zip(*segments, strict=True)
+    return sum(max(0 if is_one_hot(x) else x.shape[-1] for x in side) for side in sides)
+
+
+def _vector_norms(factor: jax.Array) -> jax.Array:
+    """Returns the norms of a factor's vectors, (B, K, L)."""
+    if is_one_hot(factor):
+        return jnp.ones(factor.shape, jnp.float32)
+    square = jnp.sum(jnp.square(widen(factor)), axis=-1)
+    return _norms_in_range(square, factor.shape[-1])
+
+
+def _norms_in_range(square: jax.Array, length: int) -> jax.Array:
+    """Returns upper bounds of norms from their squares, infinite outside of the working range."""
+    norms = jnp.sqrt(square).astype(jnp.float32) + math.sqrt(length) * _VECTOR_FLOOR
+    return jnp.where(norms < LARGEST_NUMBER, norms, jnp.inf)
+
+
+def _vector_lengths(segment: Segment) -> tuple[int, ...]:
+    """Returns the lengths of the vectors of both factors; 1 for one-hot ones."""
+    return tuple(1 if is_one_hot(x) else x.shape[-1] for x in segment)
+
+
+def _diagonal_norms(inner: jax.Array, length: int) -> jax.Array:
+    def picked(inner: jax.Array) -> jax.Array:
+        return jnp.diagonal(inner, axis1=-2, axis2=-1)
+
+    def summed(inner: jax.Array) -> jax.Array:
+        # Adding zeros is exact. The sum fuses with the product; on TPU, a gather compiles slowly.
+        own = jnp.eye(inner.shape[-1], dtype=bool)
+        return jnp.sum(inner, axis=-1, where=own)
+
+    square = lax.platform_dependent(inner, cpu=picked, default=summed)
+    return _norms_in_range(square, length)
+
+
+def sum_by_axes(x: jax.Array) -> jax.Array:
+    """Sums over each axis except the first, for shorter chains of roundings."""
+    with jax.named_scope(
+        "sum_by_axes"
+    ):  # tests/clipped_grad/hlo_test.py searches compiled programs for this scope
+        for _ in range(x.ndim - 1):
+            x = lax.optimization_barrier(jnp.sum(x, axis=-1))
+    return x
+
+
+def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns all inner products of positions, (B, K, L, L')."""
+    if is_one_hot(a) and is_one_hot(b):
+        # ⟨e_a[t], e_b[t']⟩ is 1 if both positions read the same row of the table.
+        return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
+    if is_one_hot(b):
+        return _gram_matrix(b, a).swapaxes(-1, -2)
+    if is_one_hot(a):
+        # The inner product with a one-hot row is an entry of the other row, without rounding:
+        # ⟨e_a[t], b[t']⟩ = b[t', a[t]]. For one table, a is (B, 1, L) and b (B, 1, L', R).
+        picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, L', L)
+        return picked.swapaxes(-1, -2).astype(jnp.float32)
+    return _contract_in_parts("bktr,bksr->bkts", a, b).astype(jnp.float32)
+
+
+def _contract_in_parts(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Contracts the last axis of both factors, in parts if it is long."""
+    size = a.shape[-1]
+    if size <= LONG:
+        return contract(axes, a, b)
+
+    def part(start: jax.Array | int, size: int) -> jax.Array:
+        cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=-1)
+        return contract(axes, cut(a), cut(b))
+
+    count, rest = divmod(size, PART)
+    total = part(count * PART, rest)  # zeros if nothing is left
+    return lax.fori_loop(0, count, lambda i, total: total + part(i * PART, PART), total)

@@ -1,0 +1,275 @@
+"""Runs a program forward and backward, and records operands and cotangents.
+
+A zero is added to the output of each use. For each example, the loss is differentiated with
+respect to these zeros, which gives the cotangents of the uses, and with respect to the opaque
+parameters. No other gradients are formed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex, run_block
+from dpoptax._losses.program import (
+    Program,
+    Step,
+    Use,
+)
+from dpoptax._points.points import GradientPoints, weigh
+from dpoptax._rounding.bounds import within_range
+from dpoptax._support.jaxprs import bind
+from dpoptax._support.tree import PyTree, widen
+from dpoptax._support.xla import materialize, round_to_dtype
+
+# An operand, a cotangent, and the weight of their product.
+WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
+
+
+class PassResult(NamedTuple):
+    """Holds the arrays (B, …) of one pass.
+
+    Attributes:
+      outputs: the loss and the auxiliary outputs, flattened.
+      operands: the data operand of each use.
+      cotangents: the cotangent of the output of each use.
+      gradients: the gradient of each opaque parameter, through opaque uses.
+    """
+
+    outputs: Arrays
+    operands: ByIndex
+    cotangents: ByIndex
+    gradients: ByIndex
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passes:
+    """Holds the operands, cotangents and gradients of all gradient points.
+
+    Attributes:
+      points: the gradient points and their weights.
+      leaves: the flattened parameters at each point.
+      at_points: the arrays of each point.
+      tangent: the derivatives of the first point's arrays along the tangent; `None` unless a
+        Hessian-vector product is added, as for `disk(gamma=0)`.
+      factor_dtype: the dtype to round factors to; `None` for no rounding. At a single point,
+        operands and cotangents are already recorded in it.
+    """
+
+    points: GradientPoints
+    leaves: list[Arrays]
+    at_points: list[PassResult]
+    tangent: PassResult | None
+    factor_dtype: DTypeLike | None
+
+    @property
+    def is_single(self) -> bool:
+        """Returns whether there is one point and no tangent."""
+        return len(self.at_points) == 1 and self.tangent is None
+
+
+class Recording(NamedTuple):
+    """Describes how operands and cotangents are recorded.
+
+    Attributes:
+      dtype: the dtype for float32; `None` for float32.
+      finite_operands: the uses whose operand must be finite.
+      finite_cotangents: the uses whose cotangent must be finite.
+    """
+
+    dtype: DTypeLike | None = None
+    finite_operands: frozenset[int] = frozenset()
+    finite_cotangents: frozenset[int] = frozenset()
+
+    def type_of(self, x: Any) -> jnp.dtype:
+        """Returns the dtype in which an array is recorded."""
+        return recorded_dtype(x.dtype, self.dtype)
+
+
+def run_passes(
+    program: Program,
+    points: GradientPoints,
+    inputs: Arrays,
+    *,
+    factor_dtype: DTypeLike | None = None,
+    formed_uses: Sequence[Use] = (),
+    finite: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
+) -> Passes:
+    """Runs a program forward and backward at all gradient points.
+
+    `inputs` are the flattened examples (and keys), each with a leading batch axis. `formed_uses`
+    are the uses whose gradients will be formed; see `run_pass`. `finite` are the uses whose
+    operand, and those whose cotangent, must be finite: at a single point, other numbers are
+    replaced.
+    """
+    leaves = [jax.tree.leaves(point) for point in points.points]
+    # At several points, factors are rounded later, since differences of rounded numbers would be
+    # less exact.
+    single = len(leaves) == 1 and points.tangent is None
+    recording = Recording(factor_dtype, *finite) if single else Recording()
+
+    run_at = functools.partial(
+        run_pass, program, inputs=inputs, recording=recording, formed_uses=formed_uses
+    )
+    first, *others = leaves
+    if points.tangent is None:
+        at_first, tangent = run_at(first), None
+    else:
+        # Forward over reverse: the derivatives of operands, cotangents and gradients.
+        at_first, tangent = jax.jvp(run_at, (first,), (jax.tree.leaves(points.tangent),))
+    return Passes(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype)
+
+
+def run_pass(
+    program: Program,
+    leaves: Arrays,
+    inputs: Arrays,
+    recording: Recording,
+    formed_uses: Sequence[Use] = (),
+) -> PassResult:
+    """Runs a program forward and backward on a batch of examples at one point.
+
+    Args:
+      program: the result of `read_program`.
+      leaves: the parameters, flattened.
+      inputs: the flattened examples (and keys), each with a leading batch axis.
+      recording: how operands and cotangents are recorded.
+      formed_uses: uses whose gradients will be formed. Their factors are read only once, so the
+        compiler may form each gradient during the backward pass and drop the factors.
+    """
+    run_use = functools.partial(_record, frozenset(program.opaque), recording)
+    zeros = {
+        u.index: jnp.zeros((len(inputs[0]), *u.shape), recording.type_of(u.output))
+        for u in program.uses
+    }
+    opaque = {i: leaves[i] for i in program.opaque}
+
+    def example(zeros: ByIndex, opaque: ByIndex, inputs: Arrays) -> PyTree:
+        own = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
+        outputs, records = run_block(program.block, [*own, *inputs], zeros, run_use)
+        return outputs[0], (outputs, records)
+
+    # No other derivatives are taken, so gradients of used parameters are not formed.
+    by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
+    (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
+    formed = [use.index for use in formed_uses]
+    passing = [{i: arrays.pop(i) for i in formed} for arrays in (operands, cotangents)]
+    operands, cotangents, gradients = materialize((operands, cotangents, gradients))
+    return PassResult(outputs, operands | passing[0], cotangents | passing[1], gradients)
+
+
+def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
+    """Returns the dtype in which arrays of a dtype are recorded.
+
+    float16 is widened, since it holds no number beyond the working range except infinity.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.bfloat16:
+        return dtype
+    if record_dtype is not None:
+        return jnp.dtype(record_dtype)
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
+
+
+def recorded(x: jax.Array, dtype: jnp.dtype, *, finite: bool) -> jax.Array:
+    """Returns an array in the dtype of records, with finite numbers if required."""
+    if finite and jnp.issubdtype(x.dtype, jnp.floating):
+        x = within_range(x)
+    if x.dtype == dtype:
+        return x
+    narrows = jnp.finfo(dtype).bits < jnp.finfo(x.dtype).bits
+    return round_to_dtype(x, dtype) if narrows else x.astype(dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _convert_zero(
+    zero: jax.Array, dtype: jnp.dtype, zero_dtype: jnp.dtype, finite: bool
+) -> jax.Array:
+    """Converts a zero to the dtype of an output, and cotangents to records."""
+    del zero_dtype, finite
+    return zero.astype(dtype)
+
+
+_convert_zero.defvjp(
+    lambda zero, dtype, zero_dtype, finite: (zero.astype(dtype), None),
+    lambda dtype, zero_dtype, finite, _, cotangent: (
+        recorded(cotangent, zero_dtype, finite=finite),
+    ),
+)
+
+
+@jax.custom_vjp
+def _detach(x: jax.Array) -> jax.Array:
+    """Returns x without its cotangent. Forward derivatives of the whole pass keep its tangent."""
+    return x
+
+
+_detach.defvjp(lambda x: (x, None), lambda _, cotangent: (jnp.zeros_like(cotangent),))
+
+
+def _record(
+    opaque: frozenset[int],
+    recording: Recording,
+    step: Step,
+    operands: Arrays,
+    zero: jax.Array,
+) -> tuple[Arrays, jax.Array]:
+    """Returns the output of a use plus a zero, in a list, and the data operand.
+
+    The derivative with respect to the zero is the cotangent of the output.
+    """
+    use, operand = step.use, operands[step.data]
+    assert use is not None
+    if use.value.leaves & opaque:
+        # Operand and cotangent give this part of the gradient, which must not be counted again.
+        place = step.operands.index(use.value)
+        operands = [*operands[:place], _detach(operands[place]), *operands[place + 1 :]]
+    (output,) = bind(step.eqn, operands)
+    finite = use.index in recording.finite_operands, use.index in recording.finite_cotangents
+    record = recorded(operand, recording.type_of(operand), finite=finite[0])
+    if finite[1] or zero.dtype != output.dtype:
+        zero = _convert_zero(zero, output.dtype, zero.dtype, finite[1])
+    return [output + zero], record
+
+
+def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:
+    """Returns operands, cotangents and weights whose products sum to a use's gradient.
+
+    With `differences`, operands of further points are replaced by their differences from the first
+    point. Weights that are large and cancel then multiply small numbers.
+    """
+    pairs = pairs_by_point(use, passes)
+    if len(pairs) == 1 and passes.tangent is None:
+        return pairs
+    # Several points, or a tangent.
+    weights, u = passes.points.weights, use.index
+    operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
+    lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
+    if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
+        total = weigh(cotangents[0], weights[0])
+        for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
+            total += weigh(cotangent, weight)
+        # Stored, since XLA may round sums of products differently each time.
+        total = materialize(total)
+        first = widen(operands[0]) if use.operand_varies else operands[0]
+        others = pairs[1:] if use.operand_varies else []
+        pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
+    if passes.tangent is not None:
+        # By the product rule, the derivatives of cotangent and operand each add a product.
+        operand, cotangent, weight = pairs[0]
+        cotangent = materialize(weigh(cotangent, weight) + passes.tangent.cotangents[u])
+        pairs[0] = (operand, cotangent, 1.0)
+        if use.operand_varies and not lookup:
+            pairs.append((passes.tangent.operands[u], cotangents[0], 1.0))
+    return pairs
+
+
+def pairs_by_point(use: Use, passes: Passes) -> list[WeightedPair]:
+    """Returns the operand, cotangent and weight of a use at each point."""
+    return [
+        (at_point.operands[use.index], at_point.cotangents[use.index], weight)
+        for at_point, weight in zip(passes.at_points, passes.points.weights, strict=True)
+    ]

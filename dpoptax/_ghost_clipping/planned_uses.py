@@ -1,0 +1,211 @@
+"""Plans all programs, with parameters that are used several times, in parts, or computed on.
+
+These are parts of parameters, concatenated, shared and tied ones, values computed from parameters,
+and gradients that are cheaper to form than to represent by factors.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from jax import lax
+
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.plan import (
+    Plan,
+    PlannedUse,
+    Product,
+    choose_product_method,
+)
+from dpoptax._losses.derived_views import find_tiles, find_view
+from dpoptax._losses.program import Program, Use
+from dpoptax._losses.views import AxisRuns, View
+
+# A view's offset in its parameter, and its axes as groups, rows and columns.
+_LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
+
+
+@dataclasses.dataclass(frozen=True)
+class FactorSlice:
+    """Selects the slice of a factor that belongs to one of concatenated parameters.
+
+    The last axis of the factor is reshaped to `shape`, and sliced along `axis`.
+    """
+
+    acts_on_rows: bool
+    shape: tuple[int, ...]
+    axis: int
+    start: int
+    size: int
+
+    def __call__(self, segment: Segment) -> Segment:
+        factor = segment.rows if self.acts_on_rows else segment.columns
+        lead = factor.shape[:-1]
+        part = lax.slice_in_dim(
+            factor.reshape(*lead, *self.shape), self.start, self.start + self.size,
+            axis=len(lead) + self.axis,
+        ).reshape(*lead, -1)  # fmt: skip
+        return segment._replace(**{"rows" if self.acts_on_rows else "columns": part})
+
+
+def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool = False) -> Plan:
+    """Returns the plan for `examples` at `points` gradient points.
+
+    `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. It costs
+    as much as one more point. Gradients are then not pulled back, because the derivatives of the
+    fixed arrays along the tangent are not represented by factors.
+    """
+    formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
+    leaf_uses: dict[int, list[PlannedUse]] = {}
+    for use in program.uses:
+        members = read_use(use) or ([] if has_tangent else _pull_back_use(program, use, points))
+        for leaf in use.value.leaves if not members else ():
+            formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
+        for member in members:
+            leaf_uses.setdefault(member.leaf, []).append(member)
+    joined = {}
+    for leaf, members in leaf_uses.items():
+        shape = tuple(program.parameters[leaf].shape)
+        found = _join_uses(members, (examples, points + has_tangent), shape)
+        if found is None:
+            formed.setdefault(leaf, "its uses overlap in different layouts")
+        else:
+            joined[leaf] = found
+    if any(p.method == "keep" for found in joined.values() for p in found):
+        _choose_formed(program, joined, formed)
+    if any(len(use.value.leaves) > 1 for use in program.uses):
+        _form_coupled(program, formed)
+    products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
+    formed_uses = [u for u in program.uses if u.value.leaves & set(formed)]
+    is_pulled = any(product.is_pulled for product in products)
+    return Plan(tuple(products), formed, tuple(formed_uses), is_pulled)
+
+
+def _choose_formed(
+    program: Program, joined: dict[int, list[Product]], formed: dict[int, str]
+) -> None:
+    """Moves parameters whose method is "keep" to `formed`.
+
+    All parameters that are used together with a formed parameter are also formed. If these are
+    larger, the gradient is formed for the norm but not kept. With fixed terms it is not formed at
+    all.
+    """
+    sizes = [p.size for p in program.parameters]
+    kept = {leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)}
+    for leaf, found in joined.items():
+        coupled = _find_coupled(program, {leaf}) - kept
+        if leaf in kept and sum(sizes[other] for other in coupled) <= sizes[leaf]:
+            formed.setdefault(leaf, "")
+        else:
+            joined[leaf] = [
+                dataclasses.replace(p, method="gram" if p.terms else "form")
+                if p.method == "keep"
+                else p
+                for p in found
+            ]
+
+
+def _form_coupled(program: Program, formed: dict[int, str]) -> None:
+    """Adds the parameters that are used together with a formed one."""
+    # If a parameter fell back, all parameters of its uses are formed.
+    fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
+    formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
+    formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
+
+
+def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
+    """Returns other parameters that share uses with these, directly or indirectly."""
+    found = set(leaves)
+    while True:
+        uses = [use.value.leaves for use in program.uses if use.value.leaves & found]
+        if not (new := set().union(*uses) - found):
+            return found - leaves
+        found |= new
+
+
+def read_use(use: Use) -> list[PlannedUse]:
+    """Returns the parameters of a use with their layouts.
+
+    The list is empty if the used value does more than move entries of parameters.
+    """
+    layout = use.rule.layout
+    if (view := find_view(use.value)) is not None:
+        view = view.reshape(layout.split)
+        return [] if view is None else [PlannedUse(use, view.leaf, layout, view)]
+    tiles = find_tiles(use.value)
+    if tiles is None or use.rule.is_lookup:
+        return []
+    axis, parts = tiles
+    joined_shape = (
+        *parts[0].shape[:axis],
+        sum(p.shape[axis] for p in parts),
+        *parts[0].shape[axis + 1 :],
+    )
+    side = layout.rows if axis in layout.rows else layout.columns
+    if joined_shape != layout.split or axis not in side:
+        return []
+    members, start = [], 0
+    for part in parts:
+        size = part.shape[axis]
+        cut = FactorSlice(
+            side is layout.rows, tuple(joined_shape[i] for i in side), side.index(axis), start, size
+        )
+        own = dataclasses.replace(layout, split=part.shape)
+        members.append(PlannedUse(use, part.leaf, own, part, cut))
+        start += size
+    return members
+
+
+def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
+    """Returns the parameters behind a used value, if gradients can be pulled back."""
+    if use.value.scans or use.rule.is_lookup:
+        return []
+    from dpoptax._ghost_clipping.transformed.point_differences import count_parts
+
+    found = count_parts(use, program.parameters, points)
+    members = []
+    for leaf, layout, counts in found:
+        view = View.identity(leaf, tuple(program.parameters[leaf].shape)).reshape(layout.split)
+        if view is None:
+            return []
+        members.append(PlannedUse(use, leaf, layout, view, pull_back_counts=counts))
+    return members
+
+
+def _join_uses(
+    members: list[PlannedUse], counts: tuple[int, int], shape: tuple[int, ...]
+) -> list[Product] | None:
+    """Joins the uses of one parameter to products; `None` if these would overlap.
+
+    `counts` are the numbers of examples and of gradient points.
+    """
+    if len(members) == 1:
+        return [Product(tuple(members), choose_product_method(members, *counts), shape)]
+    by_layout: dict[_LayoutKey, list[PlannedUse]] = {}
+    for member in members:
+        view, layout = member.view, member.layout
+        assert view is not None
+        groups, rows, columns = map(view.runs, layout.sides)
+        key = (view.offset, groups, rows, columns)
+        mirror = (view.offset, groups, columns, rows)
+        swapped = key not in by_layout and mirror in by_layout
+        joined = by_layout.setdefault(mirror if swapped else key, [])
+        joined.append(dataclasses.replace(member, swapped=swapped))
+    if any(m.pull_back_counts for m in members):
+        # A fixed term covers the whole parameter, so all uses must read it in the same layout.
+        every = [m for joined in by_layout.values() for m in joined]
+        if any(m.swapped or m.layout != every[0].layout for m in every):
+            return None
+        if any(m.use.rule.is_lookup for m in every):
+            return None
+    if len(by_layout) > 1:
+        seen = np.zeros(math.prod(shape), bool)
+        for joined in by_layout.values():
+            # Views overlap if an entry was seen before.
+            view = joined[0].view
+            assert view is not None
+            entries = view.entries_of(seen)
+            if entries.any():
+                return None
+            entries[...] = True
+    return [Product(tuple(g), choose_product_method(g, *counts), shape) for g in by_layout.values()]

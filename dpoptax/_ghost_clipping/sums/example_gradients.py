@@ -1,0 +1,153 @@
+"""Collects per-example gradients, represented by factors or formed.
+
+Norm and sum read the numbers that are collected here.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.norms.factor_products import (
+    FactoredGradients,
+    Segment,
+    is_one_hot,
+)
+from dpoptax._ghost_clipping.passes.run_passes import (
+    Passes,
+    WeightedPair,
+    pairs_by_point,
+    weighted_pairs,
+)
+from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
+from dpoptax._points.points import weigh
+from dpoptax._rounding.bounds import within_range
+from dpoptax._support.tree import widen
+from dpoptax._support.xla import materialize
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExampleGradients:
+    """Holds the gradient of each example.
+
+    Attributes:
+      plan: how norms and sums are computed.
+      products: the factors and fixed terms of each product. A factor that the sum does not multiply
+        by coefficients is finite.
+      formed: the gradient of one parameter, (B, …), or the concatenated gradients of several small
+        ones, (B, entries), for each bundle. They are finite.
+      bundles: the parameters in each of `formed`.
+    """
+
+    plan: Plan
+    products: list[FactoredGradients]
+    formed: list[jax.Array]
+    bundles: tuple[tuple[int, ...], ...]
+
+
+class UseSegment(NamedTuple):
+    """Holds the factors of a use at one point."""
+
+    member: PlannedUse
+    segment: Segment
+
+
+def collect_gradients(
+    plan: Plan, passes: Passes, groups: list[int], *, differences: bool
+) -> ExampleGradients:
+    """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
+
+    With `differences`, products at several points are written in terms of the first point's operand
+    and differences from it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
+    cancel then multiply small numbers, at the cost of more passes over memory.
+
+    Factors are rounded to `passes.factor_dtype`, and so are most gradients that are formed from
+    them. The rounded gradients are clipped.
+    """
+    (first, *others), weights = passes.at_points, passes.points.weights
+    gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
+    if others or passes.tangent is not None or plan.formed_uses:
+        from dpoptax._ghost_clipping.sums.formed_gradients import add_gradients
+
+        gradients = add_gradients(gradients, plan, passes)
+    formed, bundles = _bundle_gradients(gradients, groups)
+    # Norm and sum must read the same numbers.
+    formed = materialize([within_range(x) for x in formed])
+    uses = [collect_factors(product, passes, differences) for product in plan.products]
+    if plan.is_pulled:
+        from dpoptax._ghost_clipping.sums.transformed_gradients import pull_back_product
+        from dpoptax._ghost_clipping.transformed.pull_back import FixedArrays
+
+        fixed = [FixedArrays(leaves) for leaves in passes.leaves]
+    products = [
+        pull_back_product(product, own, passes.factor_dtype, fixed, differences=differences)
+        if product.is_pulled
+        else join_factors(product, own, passes.factor_dtype)
+        for product, own in zip(plan.products, uses, strict=True)
+    ]
+    return ExampleGradients(plan, products, formed, bundles)
+
+
+def _bundle_gradients(
+    formed: dict[int, jax.Array], groups: list[int]
+) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
+    """Joins small formed gradients of one clip group into one array (B, entries).
+
+    The others keep their shapes, (B, …).
+    """
+    bundles: dict[tuple[int, int | None], list[int]] = {}
+    for leaf, gradient in formed.items():
+        small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
+        bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
+
+    found = [_join([formed[leaf] for leaf in bundle]) for bundle in bundles.values()]
+    return found, tuple(map(tuple, bundles.values()))
+
+
+def _join(gradients: list[jax.Array]) -> jax.Array:
+    """Returns arrays (B, …) as one array (B, entries), and a single array in its shape."""
+    if len(gradients) == 1:
+        return gradients[0]  # on TPU, which tiles the last two axes, a reshape is a copy
+    flat = [g.reshape(g.shape[0], math.prod(g.shape[1:])) for g in gradients]
+    return jnp.concatenate(flat, axis=1)
+
+
+def collect_factors(product: Product, passes: Passes, differences: bool) -> list[UseSegment]:
+    """Returns the weighted factors of a product, for each use and point."""
+    return [
+        UseSegment(member, _segment(member, pair, passes))
+        for member in product.members
+        for pair in (
+            weighted_pairs(member.use, passes, differences)
+            if member.pull_back_counts is None
+            else pairs_by_point(member.use, passes)
+        )
+    ]
+
+
+def _segment(member: PlannedUse, pair: WeightedPair, passes: Passes) -> Segment:
+    operand, cotangent, weight = pair
+    segment = make_segment(member, operand, weigh(cotangent, weight, member.scale))
+    if passes.is_single and member.scale == 1.0:
+        return segment  # of records, which are in the working range where necessary
+    # The selection also keeps the compiler from multiplying weights and coefficients in another
+    # order.
+    return Segment(*(x if is_one_hot(x) else within_range(x) for x in segment))
+
+
+def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> Segment:
+    """Returns the factors of one use, in the layout of its product."""
+    segment = Segment(*jax.vmap(member.use.rule.factors)(operand, cotangent))
+    segment = segment if member.cut is None else member.cut(segment)
+    return segment.swapped if member.swapped else segment
+
+
+def join_factors(
+    product: Product, uses: list[UseSegment], dtype: DTypeLike | None
+) -> FactoredGradients:
+    """Returns the gradients of a product from its factors, rounded to `dtype`."""
+    return FactoredGradients([use.segment.rounded(dtype) for use in uses], product.layout.sizes)

@@ -1,0 +1,135 @@
+"""Adds per-example gradients of several points, or forms them from factors."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.passes.run_passes import (
+    Passes,
+    WeightedPair,
+    pairs_by_point,
+    weighted_pairs,
+)
+from dpoptax._ghost_clipping.plan import Plan
+from dpoptax._losses.derived_views import find_view
+from dpoptax._losses.program import Use
+from dpoptax._points.points import weigh
+from dpoptax._support.tree import widen
+from dpoptax._support.xla import round_to_dtype
+
+
+def add_gradients(first: dict[int, jax.Array], plan: Plan, passes: Passes) -> dict[int, jax.Array]:
+    """Returns the per-example gradients (B, ...) of the formed parameters.
+
+    `first` are those of opaque parameters at the first point. Gradients from factors of one use are
+    rounded to `passes.factor_dtype` like the factors, since they may be large. All others are in
+    float32.
+    """
+    total = dict(first)
+    further = zip(passes.at_points[1:], passes.points.weights[1:], strict=True)
+    found = [(leaf, weigh(x, w)) for point, w in further for leaf, x in point.gradients.items()]
+    if passes.tangent is not None:
+        found += passes.tangent.gradients.items()
+    for leaf, value in itertools.chain(found, _form_used_gradients(plan, passes)):
+        total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
+    return total
+
+
+def _form_used_gradients(plan: Plan, passes: Passes) -> Iterator[tuple[int, jax.Array]]:
+    """Yields parameters and their per-example gradients (B, ...) from formed uses."""
+    for use in plan.formed_uses:
+        view = find_view(use.value)
+        if view is None:
+            yield from _pull_back(use, passes).items()
+            continue
+        pairs = weighted_pairs(use, passes, True)
+        gradient = _form_use(use, pairs, passes.factor_dtype, rounded=True)
+        shape = jnp.shape(passes.leaves[0][view.leaf])
+        yield view.leaf, jax.vmap(functools.partial(view.scatter, shape=shape))(gradient)
+
+
+def _form_use(
+    use: Use,
+    pairs: Sequence[WeightedPair],
+    dtype: DTypeLike | None,
+    *,
+    rounded: bool = False,
+) -> jax.Array:
+    """Forms per-example gradients of a used value, (B, ...).
+
+    The factors are rounded to `dtype`, and the gradients as well if `rounded`. Otherwise these are
+    in float32.
+    """
+    groups, rows, columns = use.rule.layout.sizes
+
+    def form(row_parts: Callable[..., list[tuple[jax.Array, jax.Array]]]) -> jax.Array:
+        by_pair = [
+            [
+                Segment(*part).rounded(dtype)
+                for part in jax.vmap(row_parts)(operand, weigh(cotangent, weight))
+            ]
+            for operand, cotangent, weight in pairs
+        ]
+        sizes = groups, rows // len(by_pair[0]), columns
+        parts = [
+            factor_products.multiply_factors(list(segments), sizes)
+            for segments in zip(*by_pair, strict=True)
+        ]
+        if rounded and dtype is not None:
+            parts = [round_to_dtype(part, dtype) for part in parts]
+        return jnp.concatenate(parts, axis=2)
+
+    gradients: jax.Array = lax.platform_dependent(
+        tpu=lambda: form(use.rule.row_parts),
+        default=lambda: form(lambda operand, cotangent: [use.rule.factors(operand, cotangent)]),
+    )
+    stack = tuple(n for n, stacked in use.loops if stacked)
+    return jax.vmap(lambda g: use.rule.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
+
+
+def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
+    """Returns gradients of the parameters behind a used value, (B, ...) each."""
+    leaves, dtype = sorted(use.value.leaves), passes.factor_dtype
+
+    def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
+        def value(chosen: list[jax.Array]) -> jax.Array:
+            every = list(passes.leaves[j])
+            for leaf, x in zip(leaves, chosen, strict=True):
+                every[leaf] = x
+            return ParameterEvaluator(every)(use.value)
+
+        out, transpose = jax.vjp(value, chosen)
+        return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
+
+    total: dict[int, jax.Array] = {}
+    for j, (operand, cotangent, weight) in enumerate(pairs_by_point(use, passes)):
+        chosen = [passes.leaves[j][leaf] for leaf in leaves]
+        gradient = _form_use(use, [(operand, cotangent, 1.0)], dtype)
+        if j == 0 and passes.tangent is not None:
+            tangent = passes.tangent
+            direction = jax.tree.leaves(passes.points.tangent)
+            pairs = [(operand, tangent.cotangents[use.index], 1.0)]
+            if not jnp.issubdtype(operand.dtype, jnp.integer):
+                pairs.append((tangent.operands[use.index], cotangent, 1.0))
+            # The pulled-back gradient depends on the parameters and on `gradient`, and both change
+            # along the tangent.
+            parts, changes = jax.jvp(
+                lambda c, g: pull(c, g, 0),
+                (chosen, gradient),
+                ([direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
+            )
+        else:
+            parts, changes = pull(chosen, gradient, j), None
+        for i, leaf in enumerate(leaves):
+            part = widen(weigh(parts[i], weight))
+            part = part if changes is None else part + widen(changes[i])
+            total[leaf] = total[leaf] + part if leaf in total else part
+    return total

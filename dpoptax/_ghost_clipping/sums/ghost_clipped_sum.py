@@ -1,0 +1,288 @@
+"""Computes the clipped sum by ghost clipping.
+
+One forward and one backward pass give the data operand and the cotangent of each use of a
+parameter. These give bounds on the per-example norms, and the norms give the coefficients of the
+clip. One weighted contraction for each parameter then gives the clipped sum.
+
+Source: Bu et al., "Differentially Private Optimization on Large Model at Small Cost", 2023. The
+joint norm over several gradient points, the bounds on rounding, and the support for arbitrary
+programs are new here.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpoptax._clips.clip import Clip
+from dpoptax._clips.encoding import EncodingClip, join, scaling
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
+from dpoptax._ghost_clipping.passes.run_passes import run_passes
+from dpoptax._ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
+from dpoptax._ghost_clipping.sums.example_gradients import (
+    ExampleGradients,
+    collect_gradients,
+)
+from dpoptax._ghost_clipping.sums.weighted_products import (
+    FLOAT32_ERROR,
+    absolute_ratio,
+    block_size,
+    flushed,
+    is_joined,
+    measure_product,
+    sum_error,
+    sum_segment,
+    terms_per_entry,
+)
+from dpoptax._losses.program import Program
+from dpoptax._losses.trace_loss import Examples
+from dpoptax._points.points import GradientPoints
+from dpoptax._rounding import block_sums, bounds
+from dpoptax._rounding.block_sums import WholeBatch, sum_statistic
+from dpoptax._rounding.bounds import Piece
+from dpoptax._support.tree import PyTree, float32_at_least
+from dpoptax._support.xla import opaque_integers, unstack
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientSums:
+    """Holds sums of gradients in few arrays, since many arrays take long to compile.
+
+    Attributes:
+      leaf_sums: the sums of parameters whose gradients are products.
+      vectors: for each of `bundles`, the sums of its parameters in one array.
+    """
+
+    leaf_sums: dict[int, jax.Array]
+    vectors: list[jax.Array]
+    bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
+
+    def tree(self, params: PyTree) -> PyTree:
+        """Returns the sums as a tree like the parameters, in float32 at least."""
+        leaves, structure = jax.tree.flatten(params)
+        found = dict(self.leaf_sums)
+        for bundle, vector in zip(self.bundles, self.vectors, strict=True):
+            found |= zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True)
+        kinds = map(float32_at_least, leaves)
+        total = [
+            found[i].astype(kind) if i in found else jnp.zeros(leaf.shape, kind)
+            for i, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
+        ]
+        return jax.tree.unflatten(structure, total)
+
+    @classmethod
+    def from_tree(cls, total: PyTree) -> "GradientSums":
+        """Returns sums that already have the shapes of the parameters."""
+        return cls(dict(enumerate(jax.tree.leaves(total))), [], ())
+
+
+# Sums of clipped gradients, and of the geometry's statistic if it has one.
+ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
+
+# Weights multiply differences of gradients if Σ |w_j| exceeds this many times |Σ w_j|.
+_CANCELLATION_RATIO = 3.0
+
+
+def ghost_clipped_sum(
+    program: Program,
+    clip: Clip,
+    points: GradientPoints,
+    examples: Examples,
+    *,
+    factor_dtype: DTypeLike | None = None,
+) -> tuple[ClippedTotal, PyTree]:
+    """Computes the clipped sum of one micro-batch.
+
+        Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i))
+
+    Args:
+      program: the loss of one example.
+      clip: the geometry.
+      points: the gradient points x_j and their weights w_j.
+      examples: the examples ξ_i, with mask_i.
+      factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
+
+    Returns:
+      The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
+      micro-batches can be added, and `join_sums` shapes the total like the parameters.
+    """
+    mask = program.loss.separate(examples.mask)
+    plan = _plan(program, points, examples.mask.shape[0])
+    passes = run_passes(
+        program,
+        points,
+        examples.inputs,
+        factor_dtype=factor_dtype,
+        formed_uses=plan.formed_uses,
+        finite=fixed_sides(plan),
+    )
+    groups = clip.groups(points.points[0])
+
+    def make_total(differences: bool) -> ClippedTotal:
+        gradients = collect_gradients(plan, passes, groups, differences=differences)
+        return clip_and_sum(clip, points, gradients, mask, examples.whole)
+
+    several = len(points.weights) > 1
+    total = _total_of_points(points, make_total) if several else make_total(False)
+    return total, program.loss.aux(passes.at_points[0].outputs)
+
+
+def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
+    count, tangent = len(points.points), points.tangent is not None
+    if (found := plan_whole_uses(program, examples, count + tangent)) is not None:
+        return found
+    from dpoptax._ghost_clipping.planned_uses import make_plan
+
+    return make_plan(program, examples, count, has_tangent=tangent)
+
+
+def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
+    """Returns a sum shaped like the parameters, or as the clip encodes it."""
+    sums, statistic = total
+    return join(clip, sums.tree(params), statistic)
+
+
+def _total_of_points(
+    points: GradientPoints, make_total: Callable[[bool], ClippedTotal]
+) -> ClippedTotal:
+    """Returns `make_total(differences)`, with differences if the weights are large and cancel.
+
+    This is the case for DiSK with small gamma. Weights may be traced; they are public.
+    """
+    xp: Any = np if all(isinstance(w, float) for w in points.weights) else jnp
+    values = xp.asarray(points.weights)
+    cancel = xp.sum(xp.abs(values)) > _CANCELLATION_RATIO * xp.abs(xp.sum(values))
+    if isinstance(cancel, jax.Array):
+        return lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
+    return make_total(bool(cancel))
+
+
+def clip_and_sum(
+    clip: Clip,
+    points: GradientPoints,
+    gradients: ExampleGradients,
+    mask: jax.Array,
+    whole: WholeBatch,
+) -> ClippedTotal:
+    """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
+    reference = points.reference
+    if not (gradients.products or gradients.formed):
+        nothing = jnp.zeros(mask.shape, jnp.float32)
+        return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
+    # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
+    scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
+    pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
+    coefficients, norms, used = bounds.clip_coefficients(
+        scaled, pieces, mask, group_count=1 + max(groups), tau=tau
+    )
+    (by_piece,) = unstack(coefficients)
+    bound, products = scaled.sensitivity, gradients.products
+
+    def part(factored: FactoredGradients, coefficients: jax.Array) -> jax.Array:
+        return sum_products(factored, coefficients, bound=bound, examples=whole.examples)
+
+    parts = list(map(_once_per_shape(part), products, by_piece))
+    vectors = [
+        block_sums.sum_weighted(each, gradient)
+        for gradient, each in zip(gradients.formed, by_piece[len(products) :], strict=True)
+    ]
+    by_norms = isinstance(clip, EncodingClip)
+    statistic = sum_statistic(clip, reference, norms, used, whole) if by_norms else None
+    return place_sums(gradients, parts, vectors), statistic
+
+
+def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
+    """Returns the pieces of each example's gradient: first products, then bundles."""
+    pieces, measure = [], _once_per_shape(measure_product, static_argnums=1)
+    for product, factored in zip(gradients.plan.products, gradients.products, strict=True):
+        size, group = measure(factored, product.method), groups[product.leaf]
+        pieces.append(Piece(size, group, absolute_ratio(factored), sum_error(factored)))
+    for formed, (leaf, *_) in zip(gradients.formed, gradients.bundles, strict=True):
+        size = bounds.formed_bounds(formed)
+        pieces.append(Piece(size, groups[leaf], sum_error=FLOAT32_ERROR))
+    return pieces
+
+
+def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Returns a function of factored gradients that is traced once for those of equal shapes.
+
+    The traces are kept for this call only.
+    """
+    traced = jax.jit(functools.partial(function), **options)
+
+    def call(factored: FactoredGradients, *args: Any) -> Any:
+        return (function if factored.terms else traced)(factored, *args)
+
+    return call
+
+
+def sum_products(
+    factored: FactoredGradients,
+    coefficients: jax.Array,
+    *,
+    bound: float,
+    examples: int,
+) -> jax.Array:
+    """Returns Σ_i coefficients[i] G_i, (K, R, D), for coefficients (B,).
+
+    The result is in float32 at least. The norm of a summand must be at most `bound`, and its parts
+    together at most M times `bound`. `product_rounding` bounds how one of the `examples` of the
+    whole batch changes the rounding.
+    """
+    if is_joined(factored):
+        from dpoptax._ghost_clipping.sums.joined_products import sum_joined
+
+        return sum_joined(factored, coefficients, bound=bound, examples=examples)
+    (segment,) = factored.segments
+    block = block_size(factored, examples, terms_per_entry(segment))
+    return sum_segment(segment, coefficients, block)
+
+
+def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
+    """Bounds how one example changes the rounding of `sum_products`."""
+    if is_joined(factored):
+        from dpoptax._ghost_clipping.sums.joined_products import joined_rounding
+
+        return joined_rounding(factored, examples)
+    terms = terms_per_entry(factored.segments[0])
+    block, ratio = block_size(factored, examples, terms), absolute_ratio(factored)
+    rounding = block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
+    return dataclasses.replace(rounding, own=flushed(factored))
+
+
+def place_sums(
+    gradients: ExampleGradients, parts: list[jax.Array], vectors: list[jax.Array]
+) -> GradientSums:
+    """Returns sums of products, (K, R, D), and of bundles, in the places of their parameters."""
+    found: dict[int, jax.Array] = {}
+    for product, part in zip(gradients.plan.products, parts, strict=True):
+        leaf, placed = product.leaf, product.place(part)
+        found[leaf] = found[leaf] + placed if leaf in found else placed
+    return GradientSums(found, vectors, gradients.bundles)
+
+
+def sum_rounding(gradients: ExampleGradients, whole: WholeBatch) -> float:
+    """Returns τ of the clipped sum over all parts of a batch."""
+    products = gradients.products
+    return block_sums.tau(whole, [product_rounding(each, whole.examples) for each in products])
+
+
+def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+    """Splits a vector into arrays with the shapes of `like`. One array may be in its shape."""
+    if len(like) == 1:
+        return [vector.reshape(like[0].shape)]
+    ends = np.cumsum([x.size for x in like])
+    # With constant indices, XLA would compile a kernel for each slice, which is slow.
+    starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])
+    part = functools.partial(lax.dynamic_slice, allow_negative_indices=False)
+    return [
+        part(vector, (start,), (x.size,)).reshape(x.shape)
+        for start, x in zip(starts, like, strict=True)
+    ]

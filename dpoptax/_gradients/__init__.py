@@ -1,1 +1,0 @@
-"""Public points, the clip of each example, and the sum."""

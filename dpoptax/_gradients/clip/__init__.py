@@ -1,1 +1,0 @@
-"""Provides clips, norm bounds that include rounding, and sealed clipped sums."""

@@ -1,0 +1,231 @@
+"""Defines the rules for lookups, and for additions to or concatenations with data."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import JaxprEqn
+
+from dpoptax._losses.derived_views import find_view
+from dpoptax._losses.program import DerivedValue, PrivateValue, Step
+from dpoptax._losses.rules import FactorLayout, Rule, shape_of
+from dpoptax._support.tree import is_real
+from dpoptax._support.xla import materialize
+
+
+def find_entry_rule(
+    step: Step, place: int, value: DerivedValue, parameters: Sequence[ShapedArray]
+) -> tuple[Rule, int] | None:
+    """Returns a use's rule and the position of its data operand, or `None`.
+
+    `value` is the only operand, at `place`, to which a gradient of parameters flows.
+    """
+    eqn, name = step.eqn, step.eqn.primitive.name
+    private = [i for i, v in enumerate(step.operands) if isinstance(v, PrivateValue)]
+    if not private or not all(is_real(v.aval.dtype) for v in step.outputs):
+        return None
+    rule: Rule | None = None
+    if name == "gather" and place == 0:
+        rule = Lookup.build_gather(eqn)
+    elif name == "dynamic_slice" and place == 0 and len(private) == 1:
+        rule = Lookup.build_slice(eqn, private[0] - 1)
+    # The last two rules only apply to parts of a parameter. The gradient of a part is smaller than
+    # that of the whole parameter, which an opaque parameter would need for each example.
+    elif name in ("add", "sub") and _is_part(value, parameters):
+        rule = Addition.build(eqn, place)
+    elif name == "concatenate" and _is_part(value, parameters):
+        rule = Concatenation.build(eqn, place)
+    return None if rule is None else (rule, private[0])
+
+
+def _is_part(value: DerivedValue, parameters: Sequence[ShapedArray]) -> bool:
+    """Returns whether a value holds some but not all entries of one parameter."""
+    view = find_view(value)
+    return view is not None and math.prod(view.shape) < parameters[view.leaf].size
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup(Rule):
+    """Reads whole rows of a table at positions that depend on the data.
+
+    This covers every `gather` and `dynamic_slice` that reads one window of rows along one axis, and
+    all entries along the others, from one or several stacked tables.
+
+    Attributes:
+      layout: the tables, the axis that is indexed, and the axes along a row.
+      positions: the number of rows read from each table; each lookup reads `window` rows.
+      window: the number of consecutive rows that one lookup reads.
+      index_axes: the axes of the indices in the order tables, lookups, components.
+      component: the component of an index that belongs to the indexed axis.
+      last: the largest start inside the table for each component; 0 along whole axes.
+      output_axes: the axes of the output in the order tables, lookups, window, row.
+      drop: whether a lookup outside the table has no gradient; otherwise it is clamped.
+    """
+
+    layout: FactorLayout
+    positions: int
+    window: int
+    index_axes: tuple[int, ...]
+    component: int
+    last: tuple[int, ...]
+    output_axes: tuple[int, ...]
+    drop: bool
+    name: str = "lookup"
+    is_lookup: bool = True
+
+    @classmethod
+    def build_gather(cls, eqn: JaxprEqn) -> "Lookup | None":
+        d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+        shape = shape_of(eqn.invars[0].aval)
+        *lookups, _ = indices = shape_of(eqn.invars[1].aval)
+        tables = tuple(map(int, d.operand_batching_dims))
+        axis = _indexed_axis(shape, sizes, tables, d.start_index_map)
+        if axis is None:
+            return None
+        window, layout = sizes[axis], _table_layout(shape, tables, axis)
+        table_axes = tuple(map(int, d.start_indices_batching_dims))
+        lookup_axes = tuple(i for i in range(len(lookups)) if i not in table_axes)
+        positions = window * math.prod(lookups[i] for i in lookup_axes)
+        if not _saves_work(window, positions, shape):
+            return None
+        # The output has the axes of the indices. At `offset_dims` it has the axes of the operand,
+        # except collapsed axes and those of stacked tables.
+        out = range(len(lookups) + len(d.offset_dims))
+        index_positions = [i for i in out if i not in d.offset_dims]
+        kept = [i for i in range(len(shape)) if i not in (*d.collapsed_slice_dims, *tables)]
+        place = dict(zip(kept, map(int, d.offset_dims), strict=True))
+        return cls(
+            layout,
+            positions,
+            window,
+            index_axes=(*table_axes, *lookup_axes, len(indices) - 1),
+            component=d.start_index_map.index(axis),
+            last=tuple(shape[i] - sizes[i] for i in d.start_index_map),
+            output_axes=(
+                *(index_positions[i] for i in (*table_axes, *lookup_axes)),
+                *(place[i] for i in (axis, *layout.columns) if i in place),
+            ),
+            drop=eqn.params["mode"] is not lax.GatherScatterMode.CLIP,
+        )
+
+    @classmethod
+    def build_slice(cls, eqn: JaxprEqn, axis: int) -> "Lookup | None":
+        shape, sizes = shape_of(eqn.invars[0].aval), eqn.params["slice_sizes"]
+        if _indexed_axis(shape, sizes, (), (axis,)) is None:
+            return None
+        window, layout = sizes[axis], _table_layout(shape, (), axis)
+        if not _saves_work(window, window, shape):
+            return None
+        last, axes = (shape[axis] - window,), (axis, *layout.columns)
+        return cls(layout, window, window, (), 0, last, output_axes=axes, drop=False)
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        tables, _, width = self.layout.sizes
+        columns = cotangent.transpose(self.output_axes).reshape(tables, self.positions, width)
+        lookups = self.positions // self.window
+        starts = operand.transpose(self.index_axes).reshape(tables, lookups, len(self.last))
+        # Clamping in the dtype of the indices avoids wrapping around in a narrower dtype.
+        most = int(jnp.iinfo(starts.dtype).max)
+        clamped = jnp.clip(starts, 0, jnp.array([min(n, most) for n in self.last], starts.dtype))
+        if self.drop:
+            # An index is inside the table if clamping does not change it.
+            inside = jnp.repeat(jnp.all(starts == clamped, axis=-1), self.window, axis=1)
+            columns = jnp.where(inside[..., None], columns, 0)
+        first = clamped[..., self.component].astype(jnp.int32)
+        index = first[..., None] + jnp.arange(self.window, dtype=jnp.int32)
+        return index.reshape(tables, self.positions), columns
+
+
+def _indexed_axis(
+    shape: tuple[int, ...], sizes: Sequence[int], tables: tuple[int, ...], indexed: Sequence[int]
+) -> int | None:
+    """Returns the axis along which whole rows are read; `None` for other slices."""
+    cut = [i for i, n in enumerate(shape) if i not in tables and sizes[i] != n]
+    # If a slice holds the whole table, the axis with the fewest rows costs least.
+    axes = cut or sorted(map(int, indexed), key=lambda i: sizes[i])[:1]
+    if len(axes) != 1 or axes[0] not in indexed or not sizes[axes[0]]:
+        return None
+    return axes[0]
+
+
+def _saves_work(window: int, positions: int, shape: tuple[int, ...]) -> bool:
+    """Returns whether reading rows one by one is cheaper than forming gradients.
+
+    The norm takes one comparison for each pair of positions. If there are more pairs than entries
+    of the table, the per-example gradient is cheaper.
+    """
+    return window == 1 or positions**2 <= math.prod(shape)
+
+
+def _table_layout(shape: tuple[int, ...], tables: tuple[int, ...], axis: int) -> FactorLayout:
+    """Returns the layout of stacked tables that are indexed along one axis."""
+    row = tuple(i for i in range(len(shape)) if i not in (*tables, axis))
+    return FactorLayout(shape, tables, (axis,), row)
+
+
+@dataclasses.dataclass(frozen=True)
+class Addition(Rule):
+    """Adds a part of a parameter to data, or subtracts it.
+
+    The gradient is the cotangent, summed over the axes along which the part is repeated.
+    """
+
+    layout: FactorLayout
+    sign: int
+    repeated: tuple[int, ...]
+    positions: int = 1
+    reads_data: bool = False
+    name: str = "add"
+
+    @classmethod
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Addition":
+        shape, out = shape_of(eqn.invars[parameter].aval), shape_of(eqn.outvars[0].aval)
+        aligned = shape or (1,) * len(out)  # a scalar broadcasts to any shape
+        repeated = tuple(i for i, (n, m) in enumerate(zip(aligned, out, strict=True)) if n != m)
+        name = eqn.primitive.name
+        sign = -1 if name == "sub" and parameter == 1 else 1
+        return cls(FactorLayout.last_axis(shape), sign, repeated, name=name)
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if self.repeated:  # stored, since XLA may compute it twice, with different rounding
+            cotangent = materialize(jnp.sum(cotangent, axis=self.repeated))
+        return _entry_factors(self.layout, self.sign, cotangent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenation(Rule):
+    """Concatenates a part of a parameter with data.
+
+    The gradient is a slice of the cotangent.
+    """
+
+    layout: FactorLayout
+    axis: int
+    start: int
+    positions: int = 1
+    reads_data: bool = False
+    name: str = "concatenate"
+
+    @classmethod
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Concatenation":
+        axis = eqn.params["dimension"]
+        before = sum(shape_of(v.aval)[axis] for v in eqn.invars[:parameter])
+        shape = shape_of(eqn.invars[parameter].aval)
+        return cls(FactorLayout.last_axis(shape), axis, before)
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        stop = self.start + self.layout.split[self.axis]
+        share = lax.slice_in_dim(cotangent, self.start, stop, axis=self.axis)
+        return _entry_factors(self.layout, 1, share)
+
+
+def _entry_factors(
+    layout: FactorLayout, sign: int, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the factors of a gradient in one row per group."""
+    groups, _, columns = layout.sizes
+    return jnp.full((groups, 1, 1), sign, gradient.dtype), gradient.reshape(groups, 1, columns)

@@ -1,0 +1,235 @@
+"""Reads a traced loss, and finds operations that combine parameters with data.
+
+Every value of the program is either *derived* (a function of parameters and constants, the same for
+all examples) or *private* (it may depend on the example). One turn through the equations sorts the
+values. A second one goes back from the loss and follows its gradient, which does not flow through
+auxiliary outputs, comparisons and `stop_gradient`. Operands that only reach these must not be used,
+because an infinite operand times a cotangent of zero is NaN.
+
+An operation on derived and private values is a *use* if it has a rule and a gradient flows through
+it. Otherwise the parameters behind it become *opaque*: automatic differentiation gives their
+per-example gradients.
+
+Rare cases are in other files: scans and `jax.checkpoint` in `read_loops`, lookups and other
+operations on entries in `entry_rules`, and used values that are computed from parameters in
+`derived_views`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from jax.core import ShapedArray
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from dpoptax._losses.gradient_flow import GradientFlow, has_derivative
+from dpoptax._losses.program import (
+    ELEMENTWISE_PRIMITIVES,
+    Block,
+    Constant,
+    DerivedValue,
+    Loops,
+    Parameter,
+    PrivateValue,
+    Program,
+    Result,
+    Step,
+    Use,
+    Value,
+)
+from dpoptax._losses.rules import Convolution, Dot, Rule
+from dpoptax._losses.trace_loss import TracedLoss
+from dpoptax._support.jaxprs import (
+    INLINED_CALLS,
+    REMATERIALIZED_CALLS,
+    carries_gradient,
+    closed_program,
+    type_of,
+)
+from dpoptax._support.tree import is_real
+
+_BODIES = REMATERIALIZED_CALLS | {"scan"}
+_CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
+    "dot_general": Dot,
+    "conv_general_dilated": Convolution,
+}
+
+
+def read_program(loss: TracedLoss) -> Program:
+    """Reads the program of a loss."""
+    jaxpr, types = loss.program.jaxpr, [type_of(v) for v in loss.program.jaxpr.invars]
+    parameters = tuple(types[: loss.parameters])
+    args: list[Value] = [
+        DerivedValue(aval, Parameter(leaf), frozenset({leaf} if aval.size else ()), True)
+        for leaf, aval in enumerate(parameters)
+    ]
+    args += [PrivateValue(aval, varies=False) for aval in types[loss.parameters :]]
+    reader = Reader()
+    block = reader.read(jaxpr, loss.program.consts, args, ())
+    finder, value = UseFinder(parameters=parameters), block.results[:1]
+    finder.follow(block, value)
+    # A loss that depends on parameters only is a derived value without uses.
+    finder.meet_opaque(value, "the loss itself")
+    if reader.references:  # the values do not show that one step writes and another reads
+        finder.meet_opaque(args, "a jax.Ref")
+    opaque = {leaf: dict(reversed(found.items())) for leaf, found in sorted(finder.opaque.items())}
+    used = set(opaque).union(*(use.value.leaves for use in finder.uses))
+    unused = frozenset(leaf for leaf, aval in enumerate(parameters) if aval.size) - used
+    uses = tuple(reversed(finder.uses))
+    return Program(loss, block, parameters, uses, opaque, unused)
+
+
+@dataclasses.dataclass(eq=False)
+class Reader:
+    """Sorts the values of a jaxpr into derived and private, and turns it into steps.
+
+    Attributes:
+      scan_count: the number of scans read so far.
+      references: whether the program reads or writes a jax.Ref that it made.
+    """
+
+    scan_count: int = 0
+    references: bool = False
+
+    def read(
+        self, jaxpr: Jaxpr, consts: Iterable[object], args: Sequence[Value], loops: Loops
+    ) -> Block:
+        """Returns the steps of a jaxpr, with all calls of other programs inlined."""
+        block = Block(list(args))
+        block.results = self.extend(block, jaxpr, consts, args, loops)
+        return block
+
+    def extend(
+        self,
+        block: Block,
+        jaxpr: Jaxpr,
+        consts: Iterable[object],
+        args: Sequence[Value],
+        loops: Loops,
+    ) -> list[Value]:
+        known = [
+            DerivedValue(type_of(v), Constant(x))
+            for v, x in zip(jaxpr.constvars, consts, strict=True)
+        ]
+        names = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*known, *args], strict=True))
+
+        def value(atom: Var | Literal) -> Value:
+            if isinstance(atom, Literal):
+                return DerivedValue(type_of(atom), Constant(atom.val))
+            return names[atom]
+
+        for eqn in jaxpr.eqns:
+            outputs = self.read_equation(block, eqn, tuple(map(value, eqn.invars)), loops)
+            names.update(zip(eqn.outvars, outputs, strict=True))
+        return [value(v) for v in jaxpr.outvars]
+
+    def read_equation(
+        self, block: Block, eqn: JaxprEqn, operands: tuple[Value, ...], loops: Loops
+    ) -> Sequence[Value]:
+        """Adds the step of an equation to a block, and returns its results."""
+        if eqn.primitive.name in INLINED_CALLS:
+            return self.extend(block, *closed_program(eqn.params), operands, loops)
+        step = Step(eqn, operands, loops)
+        block.steps.append(step)
+        # If no operand depends on the example, the results are the same for all examples.
+        if not eqn.effects and all(isinstance(v, DerivedValue) for v in operands):
+            step.outputs = _derive_values(step)
+        elif eqn.primitive.name in _BODIES:
+            from dpoptax._losses.read_loops import read_body
+
+            if eqn.primitive.name == "scan":
+                step.scan_id, self.scan_count = self.scan_count, self.scan_count + 1
+            step.outputs = read_body(step, self.read)
+        else:
+            varies = any(v.varies for v in operands)
+            step.outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
+        if eqn.effects:
+            from dpoptax._losses.example_separation import touches_reference
+
+            self.references |= touches_reference(eqn.effects)
+        return step.outputs
+
+
+def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
+    """Returns the results of an operation on derived values."""
+    operands = [v for v in step.operands if isinstance(v, DerivedValue)]
+    leaves = frozenset[int]().union(*(v.leaves for v in operands if has_derivative(step)))
+    varies = any(v.varies for v in operands)
+    scans = tuple(sorted({scan for v in operands for scan in v.scans}))
+    types = [type_of(v) for v in step.eqn.outvars]
+    flows = [leaves if carries_gradient(aval) else frozenset() for aval in types]
+    return tuple(
+        DerivedValue(aval, Result(step, i), own, varies, scans)
+        for i, (aval, own) in enumerate(zip(types, flows, strict=True))
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class UseFinder(GradientFlow):
+    """Finds the uses of parameters, and the opaque parameters.
+
+    Attributes:
+      parameters: the types of the parameters.
+      uses: the uses found, from the last to the first.
+      opaque: as `Program.opaque`, from the last operation to the first.
+    """
+
+    parameters: tuple[ShapedArray, ...] = dataclasses.field(kw_only=True)
+    uses: list[Use] = dataclasses.field(default_factory=list, init=False)
+    opaque: dict[int, dict[str, int]] = dataclasses.field(default_factory=dict, init=False)
+
+    def meet(self, step: Step) -> None:
+        """Records the use of a step, or that its parameters are opaque."""
+        derived = [(i, v) for i, v in enumerate(step.operands) if isinstance(v, DerivedValue)]
+        flowing = [(i, v) for i, v in derived if v.leaves]
+        if not flowing:
+            return
+        found = self.find_rule(step, *flowing[0]) if len(flowing) == 1 else None
+        if found is None:
+            steps = math.prod(length for _, length in step.loops)
+            reach = steps * max(v.aval.size for v in step.outputs)
+            self.meet_opaque(step.operands, step.eqn.primitive.name, reach)
+            return
+        (_, value), (rule, step.data) = flowing[0], found
+        if not isinstance(value.origin, Parameter):
+            from dpoptax._losses.derived_views import find_nonlinear
+
+            if nonlinear := find_nonlinear(value):
+                self.meet_opaque([value], nonlinear)
+                return
+        varies = rule.reads_data and step.operands[step.data].varies
+        loops = tuple((length, scan in value.scans) for scan, length in step.loops)
+        whole, output = rule, step.outputs[0].aval
+        if loops:
+            from dpoptax._losses.read_loops import Repeated
+
+            whole = Repeated.build(rule, loops)
+        shape = (*(length for length, _ in loops), *output.shape)
+        step.use = Use(len(self.uses), whole, rule, value, output, shape, loops, varies)
+        self.uses.append(step.use)
+
+    def find_rule(self, step: Step, place: int, value: DerivedValue) -> tuple[Rule, int] | None:
+        """Returns a use's rule and the position of its data operand.
+
+        `value` is the only operand, at `place`, to which a gradient of parameters flows.
+        """
+        eqn, name = step.eqn, step.eqn.primitive.name
+        if name in _CONTRACTION_RULES:
+            real = all(is_real(v.aval.dtype) for v in (*step.operands, *step.outputs))
+            rule = _CONTRACTION_RULES[name].build(eqn, place) if real else None
+            return None if rule is None else (rule, 1 - place)
+        # A rule for a whole parameter that is added or concatenated would save nothing, since its
+        # gradient is at most as large as the cotangent.
+        whole = sum(self.parameters[leaf].size for leaf in value.leaves) <= value.aval.size
+        if name in ELEMENTWISE_PRIMITIVES and whole:
+            return None
+        from dpoptax._losses.entry_rules import find_entry_rule
+
+        return find_entry_rule(step, place, value, self.parameters)
+
+    def meet_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
+        """Records that an operation with `reach` output entries makes parameters opaque."""
+        for value in values:
+            for leaf in value.leaves if isinstance(value, DerivedValue) else ():
+                found = self.opaque.setdefault(leaf, {})
+                found[reason] = min(reach, found.get(reason, reach))

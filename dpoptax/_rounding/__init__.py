@@ -1,0 +1,1 @@
+"""Bounds of norms and sums that include rounding, and sums that keep within them."""
