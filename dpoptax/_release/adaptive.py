@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from dpoptax._release.ledger import Mechanism, begin, check_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
+
+if TYPE_CHECKING:
+    from dpoptax.sampling import Sampler
 
 # Keeps the reciprocal of the threshold a normal float32.
 _THRESHOLDS = (1e-9, 1e9)
@@ -184,6 +187,7 @@ def adaptive_gaussian_noise(
     batch_size: float,
     key: jax.Array,
     fixed_point: bool = False,
+    sampler: "Sampler | None" = None,
 ) -> optax.GradientTransformation:
     """Adds Gaussian noise to the sum of an `adaptive_clip` and updates its threshold.
 
@@ -201,6 +205,7 @@ def adaptive_gaussian_noise(
       key: a key from `jax.random.key`.
       fixed_point: whether the guarantee holds for every bit of gradient, count and threshold; see
         `gaussian_noise`. The grid applies to g/C_t and does not depend on the threshold.
+      sampler: as for `gaussian_noise`.
 
     Raises:
       TypeError: `clip` is not an `adaptive_clip`. At `update`: the gradients are not the
@@ -214,7 +219,11 @@ def adaptive_gaussian_noise(
     """
     if not isinstance(clip, QuantileClip):
         raise TypeError(f"`clip` must be a `dpoptax.contrib.adaptive_clip(...)`, got {clip!r}.")
-    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
+    mechanism = Mechanism(
+        *check_mechanism(noise_multiplier, batch_size),
+        fixed_point=fixed_point,
+        sampler=None if sampler is None else sampler.law,
+    )
     key = check_noise_key(key)
 
     def init_fn(params: PyTree) -> AdaptiveNoiseState:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 from dpoptax.matrix._participation import Strategy
 from dpoptax.matrix._strategies import BandedToeplitz
+
+if TYPE_CHECKING:
+    from dpoptax.sampling import Sampler
 
 
 @jax.tree_util.register_dataclass
@@ -60,6 +63,7 @@ def correlated_noise(
     batch_size: float,
     key: jax.Array,
     fixed_point_clip: Clip | float | None = None,
+    sampler: "Sampler | None" = None,
 ) -> optax.GradientTransformation:
     """Adds noise that is correlated across steps, instead of `gaussian_noise`.
 
@@ -95,6 +99,7 @@ def correlated_noise(
       fixed_point_clip: the geometry of every released sum, for noise in fixed point; `None` for
         floating point. All steps have the same grid, because later steps reuse earlier noise. A
         number C means `l2_clip(C)`.
+      sampler: as for `gaussian_noise`.
 
     Raises:
       TypeError: `strategy` is not a `Strategy`, or in fixed point not a `BandedToeplitz`; or as in
@@ -117,7 +122,11 @@ def correlated_noise(
             f"`strategy` must be a strategy from `dpoptax.matrix`, such as `BandedToeplitz`, got "
             f"{strategy!r}."
         )
-    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), strategy=strategy)
+    mechanism = Mechanism(
+        *check_mechanism(noise_multiplier, batch_size),
+        strategy=strategy,
+        sampler=None if sampler is None else sampler.law,
+    )
     key = check_noise_key(key)
     clip = None if fixed_point_clip is None else as_clip(fixed_point_clip)
     if clip is not None:

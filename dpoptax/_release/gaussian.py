@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,9 @@ from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
+
+if TYPE_CHECKING:
+    from dpoptax.sampling import Sampler
 
 
 @jax.tree_util.register_dataclass
@@ -46,6 +50,7 @@ def gaussian_noise(
     batch_size: float,
     key: jax.Array,
     fixed_point: bool = False,
+    sampler: "Sampler | None" = None,
 ) -> optax.GradientTransformation:
     """Adds Gaussian noise to a `ClippedSum` and divides by the expected batch size.
 
@@ -88,6 +93,8 @@ def gaussian_noise(
         adversary can subtract the noise.
       fixed_point: whether the guarantee holds for every bit of the release; see above. A schedule
         uses the grid of its smallest σ.
+      sampler: the sampler of the batches, if the ledger shall hold it. `guarantee` then refuses
+        another one.
 
     Returns:
       An `optax.GradientTransformation` whose `update` accepts only a `ClippedSum`.
@@ -113,7 +120,7 @@ def gaussian_noise(
     0
     """
     key = check_noise_key(key)
-    mechanism = _mechanism(noise_multiplier, batch_size, fixed_point=fixed_point)
+    mechanism = _mechanism(noise_multiplier, batch_size, fixed_point, sampler)
 
     def init_fn(params: PyTree) -> GaussianNoiseState:
         return GaussianNoiseState(**begin(mechanism, key, params))
@@ -214,7 +221,10 @@ def noisy_mean_of(
 
 
 def _mechanism(
-    noise_multiplier: float | Mapping[int, float], batch_size: float, *, fixed_point: bool
+    noise_multiplier: float | Mapping[int, float],
+    batch_size: float,
+    fixed_point: bool,
+    sampler: "Sampler | None",
 ) -> Mechanism:
     if callable(noise_multiplier):
         raise TypeError(
@@ -232,6 +242,7 @@ def _mechanism(
         *check_mechanism(noise_multiplier, batch_size),
         fixed_point=fixed_point,
         schedule=phases if phases is not None and len(phases) > 1 else None,
+        sampler=None if sampler is None else sampler.law,
     )
 
 

@@ -49,6 +49,7 @@ class Mechanism:
       sensitivity: C of all sums, if all steps have the same grid, as for correlated noise of
         integers; `None` if each sum has its own.
       schedule: the first release of each phase and its σ; `None` for a constant σ.
+      sampler: `Sampler.law` of the batches, for the noise of a run; `None` if it is unknown.
     """
 
     noise_multiplier: float
@@ -58,6 +59,7 @@ class Mechanism:
     fixed_point: bool = False
     sensitivity: float | None = None
     schedule: "Phases | None" = None
+    sampler: str | None = None
 
     @property
     def checkpoint_key(self) -> str:
@@ -72,6 +74,7 @@ class Mechanism:
             "sensitivity": self.sensitivity and float(self.sensitivity).hex(),
             "schedule": self.schedule
             and " ".join(f"{first}:{float(sigma).hex()}" for first, sigma in self.schedule),
+            "sampler": self.sampler,
         }
         lines = [f"{name} {value}" for name, value in optional.items() if value is not None]
         return "\n".join(["mechanism/1", f"noise {_DRAWN[self.fixed_point]}", *lines])

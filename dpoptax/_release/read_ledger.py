@@ -27,7 +27,7 @@ from dpoptax._support.tree import PyTree, strip_variables
 _REASONS = {
     OTHER_ROWS: "its rows were selected for another release",
     OTHER_MECHANISM: "its arrays belong to another mechanism, because they were restored into a "
-    "chain with another noise multiplier, schedule, batch size or strategy",
+    "chain with another noise multiplier, schedule, batch size, strategy or sampler",
     OTHER_KEY: "its key is not the key that it was created with",
     EDITED: "its integers are inconsistent, because it was edited or averaged with another state",
     TOO_MANY: "it can count at most 2³¹ − 1 releases, and later releases would reuse noise",
@@ -198,8 +198,8 @@ def _raise_refusals(state: LedgerState) -> None:
         mechanism = state.mechanism
         same = (sigma, size) == (mechanism.noise_multiplier, mechanism.batch_size)
         reasons.append(
-            "both have the same noise multiplier and batch size, so the schedule, strategy or kind "
-            f"of noise differs from the chain's: {mechanism.checkpoint_key!r}"
+            "both have the same noise multiplier and batch size, so the schedule, strategy, "
+            f"sampler or kind of noise differs from the chain's: {mechanism.checkpoint_key!r}"
             if same
             else f"the arrays have noise_multiplier={sigma:g}, batch_size={size:g}, but the chain "
             f"has noise_multiplier={mechanism.noise_multiplier:g}, "

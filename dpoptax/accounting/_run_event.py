@@ -177,3 +177,9 @@ def _check(mechanism: "Mechanism", sampler: "Sampler") -> None:
             f"`sampler.batch_size` must be the noise stage's, {mechanism.batch_size:g}, got "
             f"{sampler.batch_size}. Pass the sampler that drew this run's batches."
         )
+    if mechanism.sampler not in (None, sampler.law):
+        raise ValueError(
+            f"`sampler` must be that of the noise stage, {mechanism.sampler}, got {sampler.law}. "
+            "Each sampler draws other batches at another price. Pass the sampler that drew this "
+            "run's batches."
+        )

@@ -27,6 +27,7 @@ from dpoptax.runs import (
     sampler_of,
     settings,
     traced,
+    tree_digest,
 )
 from dpoptax.training import hosts
 from dpoptax.training.run import seeds
@@ -221,6 +222,7 @@ def program_of(
 def check_run(
     data: PlanBatches,
     opt_state: Any,
+    params: Any,
     step: int,
     program: Hidden,
     folder: str | epath.Path | None,
@@ -233,11 +235,13 @@ def check_run(
     Args:
       data: the data.
       opt_state: the state before the step.
+      params: the trained parameters before the step.
       step: the number of steps so far.
       program: from `program_of`.
       folder: that of the checkpoints, if any.
     """
     plan = data.plan
+    first = {} if step else {"The initial parameters": Hidden(tree_digest(params))}
     identity = RunIdentity(
         {
             **settings(),
@@ -245,6 +249,7 @@ def check_run(
             **noise_of(plan, noise_key_of(opt_state)),
             **data_of(data.rows, whole=False),
             "The model, its loss or the optimizer": program,
+            **first,
         }
     )
     if jax.process_count() > 1:
@@ -266,4 +271,5 @@ def _check_folder(folder: str | epath.Path | None, identity: RunIdentity, step: 
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(identity.record()))
     differing({})  # waits for the file
-    identity.check_continues(json.loads(record.read_text()), f"the run in {folder}")
+    begun = json.loads(record.read_text())
+    identity.check_continues(begun, f"the run in {folder}", part=step > 0)

@@ -144,7 +144,7 @@ class PrivateTrainStep(kd.train.TrainStep):
             return self._update(opt_state, trained, inputs, 0, frozen, rows=None, specs=None)
 
         program = _run.program_of(taken, data, state.opt_state, trained)
-        _run.check_run(data, state.opt_state, step, program, self._seen["folder"])
+        _run.check_run(data, state.opt_state, trained, step, program, self._seen["folder"])
         self._seen["inputs"] = _run.step_inputs(data, state.opt_state, self.sharding.batch)
 
     def _step(

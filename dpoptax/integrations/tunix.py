@@ -150,7 +150,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
 
         program = _run.program_of(taken, data, self._opt_state, params, random=random)
         folder = self.config.checkpoint_root_directory
-        _run.check_run(data, self._opt_state, self.train_steps, program, folder)
+        _run.check_run(data, self._opt_state, params, self.train_steps, program, folder)
 
     def _example_loss(self, model: nnx.Module, trained: Any) -> tuple[Callable[..., Any], Any]:
         return _nnx.example_loss(model, trained, self.loss_fn, self.gen_model_input_fn)

@@ -124,9 +124,8 @@ def draws_of(sampler: "Sampler", users: "UserTable | None") -> Values:
     The padding may follow the number of devices, so it is not part of it.
     """
     seed = sampler.seed
-    law = dataclasses.replace(sampler, seed=None, multiple_of=1)
     return {
-        "`sampler`": repr(law),
+        "`sampler`": sampler.law,
         "The sampler's seed": Hidden(seed if seed is None else seed_fingerprint(seed)),
         "`sampler`, with its draws,": Hidden(digest_of(sampler.sample(0))),
         "`users`": Hidden(digest_of(None if users is None else vars(users))),

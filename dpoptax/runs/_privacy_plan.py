@@ -178,8 +178,8 @@ class PrivacyPlan(PlanTerms):
           opt_state: a state of the chain that starts with `PrivateRun.noise`.
 
         Raises:
-          ValueError: the state holds another number of noise stages than one, or other noise than
-            that of the plan.
+          ValueError: the state holds another number of noise stages than one, or other noise or
+            another sampler than that of the plan.
         """
         from dpoptax.runs._private_run import continued
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,8 @@ class PrivateRun:
         seed = SHAKE-256(key), of 128 bits, or of 256 bits for a ChaCha20 key
 
     So an optimizer state, which holds the key and counts the releases, is all that a run needs to
-    continue. A ChaCha20 key makes noise and batches cryptographic.
+    continue. The run itself cannot be copied or pickled: both copies would add the same noise. A
+    ChaCha20 key makes noise and batches cryptographic.
 
     Privacy: `guarantee` holds for a run that adds `noise` to sums of clipped gradients of its own
     `batches`, each used for one release. Keep the run as secret as the data.
@@ -72,6 +73,7 @@ class PrivateRun:
         self.plan, self.step = plan, step
         self._key = check_noise_key(key)
         self._sampler = seeded(plan.sampler, self._key)
+        self._first, self._begun = step, False  # whether a state of the chain was made
         self._chained, self._turn = False, object()
         self._in_use = False  # whether the last batch may still wait for its release
         self._drawn = step == 0  # whether `batches` drew all steps
@@ -79,6 +81,13 @@ class PrivateRun:
 
     def __repr__(self) -> str:
         return f"PrivateRun({self.plan!r}, step={self.step})"  # without the key
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A run must not be copied or pickled, because both copies would add the same noise to "
+            "the same batches. Start another run with `plan.new_run()`, or save the optimizer "
+            "state, which is all that `plan.continue_run(opt_state)` needs."
+        )
 
     def _check_new(self) -> None:
         """Raises if key or seed are those of an event of `plan.also`."""
@@ -105,7 +114,8 @@ class PrivateRun:
             fixed point.
 
         Raises:
-          RuntimeError: the run has a chain already.
+          RuntimeError: the run has a chain already; or at `init`, because a state was made before
+            and batches were handed out since.
           ValueError: `clip` is missing, or is adaptive under a schedule or a strategy.
 
         >>> import dpoptax
@@ -126,7 +136,25 @@ class PrivateRun:
             )
         made = noise_stage(self.plan, self._key, clip)
         self._chained = True
-        return made
+        return optax.GradientTransformation(self._begins_once(made.init), made.update)
+
+    def _begins_once(self, init: Callable[["PyTree"], Any]) -> Callable[["PyTree"], Any]:
+        """Returns `init`, which raises if a second state would repeat the noise of the first."""
+
+        def begin(params: "PyTree") -> Any:
+            if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
+                return init(params)  # the structure of a state
+            if self._begun and self.step > self._first:
+                raise RuntimeError(
+                    "`init` must not be called again after the first batch of a run, because the "
+                    "new state adds the same noise again, to other sums. Start another run with "
+                    "`plan.new_run()`. To restore a checkpoint, use the current state or "
+                    "`jax.eval_shape(tx.init, params)` as its structure."
+                )
+            self._begun = True
+            return init(params)
+
+        return begin
 
     def batches(
         self,
@@ -259,6 +287,7 @@ def noise_stage(
         "noise_multiplier": plan.noise_multiplier,
         "batch_size": plan.sampler.batch_size,
         "key": key,
+        "sampler": plan.sampler,
     }
     if not (clip is None or isinstance(clip, int | float)):
         from dpoptax._release.adaptive import QuantileClip, adaptive_gaussian_noise

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
 
 import numpy as np
@@ -135,6 +135,22 @@ class Sampler(abc.ABC):
     def sampling_probability(self) -> float:
         """B / N, the probability that a given record is in a given step."""
         return self.batch_size / self.dataset_size
+
+    @property
+    def law(self) -> str:
+        """The distribution of the draws as text, without seed, owners and padding.
+
+        The ledger stores its checksum. A field with its default is left out, so that a new one
+        changes no stored text.
+        """
+        free = ("seed", "multiple_of", "owners")
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
+        given = [
+            f"{name}={value!r}"
+            for name, (value, default) in values.items()
+            if name not in free and repr(value) != repr(default)
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     @property
     def independent_steps(self) -> bool:

@@ -58,14 +58,19 @@ class FitResult:
       opt_state: the final state of the noise and the optimizer. Secret: it holds the noise key.
       guarantee: the guarantee of the steps taken; `print(guarantee)` states it.
       history: the logged records of all evaluations.
-      run: the run, which draws no further batches. Secret.
+      plan: the plan of the run.
     """
 
     params: Any = dataclasses.field(repr=False)
     opt_state: Any = dataclasses.field(repr=False)
     guarantee: Guarantee = dataclasses.field(repr=False)
     history: list[Record] = dataclasses.field(repr=False)
-    run: dpoptax.PrivateRun = dataclasses.field(repr=False)
+    plan: dpoptax.PrivacyPlan = dataclasses.field(repr=False)
+
+    @property
+    def run(self) -> dpoptax.PrivateRun:
+        """The run after its steps. Secret."""
+        return self.plan.continue_run(self.opt_state)
 
     @property
     def steps(self) -> int:
@@ -341,7 +346,7 @@ def _make_result(plan: dpoptax.PrivacyPlan, state: State, workdir: Path | None) 
         from dpoptax.training.run import records
 
         records.write_text(workdir / records.STATEMENT, guarantee.statement())
-    return FitResult(state.params, state.opt_state, guarantee, list(state.history), run)
+    return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
 
 
 def _gradient_identity(step: TrainingStep, args: Any, place: devices.Devices) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_plan_equals_its_parts(name):
     for step, indices, mask in drawn:
         np.testing.assert_array_equal(indices, seeded.sample(step).indices)
         np.testing.assert_array_equal(mask, seeded.sample(step).mask)
-    tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=50, key=key)
+    tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=50, key=key, sampler=by_hand)
     if name == "poisson":
         sums = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP, examples=50)
         noise = plan.new_run(key).noise()

@@ -1,5 +1,7 @@
 """Tests that a run hands out its noise and batches once, and continues from its state alone."""
 
+import copy
+import dataclasses
 import functools
 import itertools
 import os
@@ -132,6 +134,9 @@ def test_state_of_another_chain_continues_in_a_chain_that_is_made_again():
         {"batch_size": 21},
         {"fixed_point": True},
         CORRELATED,
+        {"dataset_size": 400},
+        {"sampler": sampling.FixedSizeSampler},
+        {"sampler": functools.partial(sampling.PoissonSampler, max_batch_size=30)},
     ],
     ids=lambda change: "-".join(change),
 )
@@ -141,6 +146,36 @@ def test_state_continues_under_its_own_plan_only(change):
         plan_of(**change).continue_run(state)
     with pytest.raises(ValueError, match="must have the noise of the plan"):
         plan_of().continue_run(state_of(plan_of(**change).new_run(), 2))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_state_has_the_price_of_its_own_sampler_only(name):
+    """A state of 200 records stated 0.05 instead of 0.79 with a sampler of 2,000."""
+    options, key, clip = RUNS[name]
+    run = plan_of(**options).new_run(key)
+    noise = run.noise(clip=clip)
+    for dataset_size in (200, 2000):
+        sampler = dataclasses.replace(run.plan.sampler, dataset_size=dataset_size, multiple_of=8)
+        for state in (noise.init(jnp.zeros(3)), restored(noise, plan_of(**options), clip)):
+            if dataset_size == 200:
+                assert accounting.guarantee(state, sampler, delta=1e-5).releases[0].number == 0
+                continue
+            with pytest.raises(ValueError, match=r"`sampler` must be that of the noise stage"):
+                accounting.guarantee(state, sampler, delta=1e-5)
+
+
+def restored(noise, plan, clip):
+    """Returns a state that was stored and restored into the chain of another start."""
+    state, like = (tx.init(jnp.zeros(3)) for tx in (noise, plan.new_run().noise(clip=clip)))
+    return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state))
+
+
+def test_state_restored_into_a_chain_of_another_sampler_is_refused():
+    """Its arrays hold the sampler, because the structure is that of the new chain."""
+    state = restored(plan_of().new_run().noise(), plan_of(dataset_size=400), None)
+    for read in (dpoptax.ledgers, plan_of(dataset_size=400).continue_run):
+        with pytest.raises(ValueError, match="schedule, strategy, sampler or kind of noise"):
+            read(state)
 
 
 def test_state_of_several_stages_is_not_one_run():
@@ -253,9 +288,9 @@ class TestStates:
             run.guarantee(fresh)
         with pytest.raises(ValueError, match="counts 6 releases, but the run has handed out 0"):
             other.guarantee(fresh)
-        found = [run.guarantee(after_releases(tx, jnp.zeros(3), 6)) for _ in range(2)]
-        with pytest.raises(ValueError, match="must not have the same noise key"):
-            accounting.selection.all_of(found)
+        run.guarantee(after_releases(tx, jnp.zeros(3), 6))
+        with pytest.raises(RuntimeError, match="`init` must not be called again"):
+            tx.init(jnp.zeros(3))  # only the training's cell runs twice, with another loss
 
     def test_guarantee_follows_the_loop(self):
         run = plan_of().new_run(KEY)
@@ -288,12 +323,26 @@ class TestStates:
             with pytest.raises(ValueError, match="must hold the noise of this run only"):
                 run.guarantee(state)
 
+    def test_states_may_be_made_before_the_first_batch(self):
+        run = plan_of().new_run()
+        loop = Loop(run)
+        loop.state = loop.tx.init(loop.params)
+        loop.take(run.batches(X))
+        for read in (jax.eval_shape, lambda init, params: jax.jit(init).lower(params)):
+            read(loop.tx.init, loop.params)  # the structure of a checkpoint
+        assert run.guarantee(loop.state).releases[0].number == 6
+        again = run.plan.continue_run(loop.state)
+        assert again.noise().init(jnp.zeros(3)).count == 0  # also a structure
+
     @pytest.mark.parametrize("before", [1, 2, 5])
     def test_state_that_starts_again_is_refused(self, before):
         run = plan_of().new_run()
         loop, batches = Loop(run), run.batches(X)
+        first = loop.state
         loop.take(itertools.islice(batches, before))
-        loop.state = loop.tx.init(loop.params)  # has the same noise from step 0
+        with pytest.raises(RuntimeError, match="`init` must not be called again"):
+            loop.tx.init(loop.params)
+        loop.state = first  # has the same noise from step 0
         loop.take(batches)
         with pytest.raises(ValueError, match=f"counts {6 - before} .*handed out 6 batches"):
             run.guarantee(loop.state)
@@ -391,6 +440,14 @@ class TestSecrets:
         both = fresh.guarantee(state_of(fresh, 6))
         assert both.event.keys == {run._fingerprint, fresh._fingerprint}
         assert both.stated_epsilon == pytest.approx(later.epsilon)
+
+    @pytest.mark.parametrize("generator", ["threefry", "chacha20"])
+    def test_run_is_not_copied(self, generator):
+        """Workers that got one run by pickle added the same noise to their sums."""
+        run = plan_of().new_run(generator=generator)
+        for way in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="A run must not be copied or pickled"):
+                way(run)
 
     def test_copies_of_a_run_compose_to_nothing(self):
         run = plan_of().new_run()

@@ -430,7 +430,7 @@ def test_refuses_folder_of_another_run(tmp_path):
 
     start(stop_after_steps=2)
     more = private.plan_batches(make_plan(dataset_size=200), make_rows(200))
-    with pytest.raises(ValueError, match="`sampler` must be"):
+    with pytest.raises(ValueError, match="strategy, sampler or kind of noise differs"):
         start(more.data.plan, train_ds=more)
     changes = (
         {"step": {"clip": 2.0}},
@@ -450,11 +450,11 @@ def test_finished_run_refuses_a_corrected_row(saved, tmp_path):
     """Kauldron does not store the last state, so the last steps would be repeated."""
     plan, rows = make_plan(), make_rows()
 
-    def start(key, rows):
+    def start(key, rows, **options):
         every = kd.ckpts.Checkpointer(save_interval_steps=2 if saved else 100)
-        return train(
-            plan, tmp_path, rows=rows, checkpointer=every, optimizer=make_chain(plan, key=key)
-        )[1]
+        chain = make_chain(plan, key=key)
+        options |= {"rows": rows, "checkpointer": every, "optimizer": chain}
+        return train(plan, tmp_path, **options)[1]
 
     first = start(KEY, rows)
     assert_equal(start(KEY, rows).params, first.params)
@@ -463,6 +463,9 @@ def test_finished_run_refuses_a_corrected_row(saved, tmp_path):
     for key in (KEY, jax.random.key(9)):
         with pytest.raises(ValueError, match=r"(noise key|training examples) must be the same"):
             start(key, corrected)
+    if not saved:  # a step from other parameters would have the same noise
+        with pytest.raises(ValueError, match="The initial parameters must be the same"):
+            start(KEY, rows, seed=1)
 
 
 def test_record_is_in_folder_of_checkpoints(tmp_path):

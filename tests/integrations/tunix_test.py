@@ -393,12 +393,13 @@ def test_refuses_folder_of_another_run(tmp_path):
     larger = make_rows(200)
     changes = {
         "The training examples": {"rows": other},
-        "`sampler`": {"plan": make_plan(dataset_size=200), "rows": larger},
         "The model, its loss or the optimizer": {"clip": 2.0},
     }
     for message, change in changes.items():
         with pytest.raises(ValueError, match=f"^{message} must be"):
             train(**{"plan": plan, "rows": rows, **change}, **folder)
+    with pytest.raises(ValueError, match="strategy, sampler or kind of noise differs"):
+        train(make_plan(dataset_size=200), rows=larger, **folder)
     steeper = optax.chain(plan.new_run(KEY).noise(), optax.adam(2e-2))
     with pytest.raises(ValueError, match="The model, its loss or the optimizer must be the same"):
         train(plan, chain=steeper, **folder)
@@ -417,6 +418,10 @@ def test_refuses_another_key_without_checkpoint(tmp_path):
     train(plan, checkpointing_options=unsaved, **folder)
     with pytest.raises(ValueError, match="The noise key must be the same"):
         train(plan, chain=make_chain(plan, key=jax.random.key(9)), **folder)
+    other = make_model()
+    other.words[...] += 1
+    with pytest.raises(ValueError, match="The initial parameters must be the same"):
+        train(plan, other, **folder)
 
 
 def test_refuses_plans():

@@ -211,7 +211,7 @@ def test_refuses_strategy_that_is_not_banded(strategy):
 def test_refuses_sum_of_another_clip():
     tx = noise(STRATEGIES["given"])
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), dpoptax.l2_clip(1.0))
-    with pytest.raises(TypeError, match="the same `clip` to both"):
+    with pytest.raises(TypeError, match="the same clip to both"):
         tx.update(total, tx.init(jnp.zeros(3)))
 
 

@@ -51,6 +51,7 @@ CHANGES = {
     "fixed_point": True,
     "sensitivity": 2.0,
     "schedule": ((0, 1.0), (5, 2.0)),
+    "sampler": "PoissonSampler(dataset_size=100, batch_size=10)",
 }
 
 

@@ -142,6 +142,10 @@ def _refused_keys():
     return errors
 
 
+class OwnSampler(dpoptax.sampling.PoissonSampler):
+    """A user's sampler, with other draws and the same price."""
+
+
 def _different_run(what, mode, mesh):
     """Returns what a run says in which the second host changes `what`."""
     other = jax.process_index() == 1
@@ -153,6 +157,7 @@ def _different_run(what, mode, mesh):
         dataset_size=40,
         batch_size=20 if changed["batch size"] else 40,
         steps=2,
+        sampler=(dpoptax.sampling.PoissonSampler, OwnSampler)[changed["sampler"]],
         noise_multiplier=1.0 + changed["noise"],
         accountant="rdp",
     )
@@ -174,6 +179,7 @@ CHANGES_ON_ONE_HOST = {
     "loss": "`loss_fn`",
     "noise": "The noise",
     "batch size": "The noise",
+    "sampler": "The noise",
     "key": "The noise key",
     "data": "The training examples",
 }
