@@ -314,9 +314,9 @@ def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> 
     positions = _positions(segments)
     # Norms are roots, so they have half the relative error of their squares.
     # The inner products have R and D terms, and the square root a sum over K. The sums over t and s
-    # are of norms, so they count fully.
+    # are of norms, so they count fully. So do three additions of what is set to zero.
     summed = 0.5 * (_inner_product_length(segments) + sizes[0]) + positions + len(segments)
-    room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
+    room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 6)
     if sizes[0] == 1:
         return room * lengths[:, 0]
     square = jnp.sum(jnp.square(lengths), axis=1)
