@@ -79,14 +79,16 @@ def collect_gradients(
     formed = materialize([within_range(x) for x in formed])
     uses = [collect_factors(product, passes, differences) for product in plan.products]
     if plan.is_pulled:
-        from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import pull_products
+        from dpoptax._gradients.ghost_clipping.sums.transformed_gradients import pull_back_product
+        from dpoptax._gradients.ghost_clipping.transformed.pull_back import FixedArrays
 
-        products = pull_products(plan, passes, uses, differences=differences)
-    else:
-        products = [
-            join_factors(product, own, passes.factor_dtype)
-            for product, own in zip(plan.products, uses, strict=True)
-        ]
+        fixed = [FixedArrays(leaves) for leaves in passes.leaves]
+    products = [
+        pull_back_product(product, own, passes.factor_dtype, fixed, differences=differences)
+        if product.is_pulled
+        else join_factors(product, own, passes.factor_dtype)
+        for product, own in zip(plan.products, uses, strict=True)
+    ]
     return ExampleGradients(plan, products, formed, bundles)
 
 
@@ -129,11 +131,14 @@ def collect_factors(product: Product, passes: Passes, differences: bool) -> list
 
 def _segment(member: PlannedUse, pair: WeightedPair, passes: Passes) -> Segment:
     operand, cotangent, weight = pair
-    segment = make_segment(member, operand, weigh(cotangent, weight, member.scale))
-    if passes.is_single and member.scale == 1.0:
+    weights = [w for w in (weight, member.scale) if not (isinstance(w, float) and w == 1.0)]
+    if weights:
+        # The selection also keeps the compiler from multiplying weights and coefficients in another
+        # order.
+        cotangent = within_range(weigh(cotangent, *weights))
+    segment = make_segment(member, operand, cotangent)
+    if passes.early:
         return segment  # of records, which are in the working range where necessary
-    # The selection also keeps the compiler from multiplying weights and coefficients in another
-    # order.
     return Segment(*(x if is_one_hot(x) else within_range(x) for x in segment))
 
 

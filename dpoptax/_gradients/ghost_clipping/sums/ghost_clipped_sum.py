@@ -114,6 +114,7 @@ def ghost_clipped_sum(
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
     mask = program.loss.separate(examples.mask)
+    cancel = _weights_cancel(points)
     plan = _plan(program, points, examples.mask.shape[0])
     passes = run_passes(
         program,
@@ -122,6 +123,7 @@ def ghost_clipped_sum(
         factor_dtype=factor_dtype,
         formed_uses=plan.formed_uses,
         finite=fixed_sides(plan),
+        early=cancel is False,
     )
     groups = clip.groups(points.points[0])
 
@@ -129,8 +131,10 @@ def ghost_clipped_sum(
         gradients = collect_gradients(plan, passes, groups, differences=differences)
         return clip_and_sum(clip, points, gradients, mask, examples.whole)
 
-    several = len(points.weights) > 1
-    total = _total_of_points(points, make_total) if several else make_total(False)
+    if isinstance(cancel, bool):
+        total = make_total(cancel)
+    else:  # of weights that are traced; they are public
+        total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
     return total, program.loss.aux(passes.at_points[0].outputs)
 
 
@@ -149,19 +153,18 @@ def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     return join(clip, sums.tree(params), statistic)
 
 
-def _total_of_points(
-    points: GradientPoints, make_total: Callable[[bool], ClippedTotal]
-) -> ClippedTotal:
-    """Returns `make_total(differences)`, with differences if the weights are large and cancel.
+def _weights_cancel(points: GradientPoints) -> bool | jax.Array:
+    """Returns whether the weights are large and cancel, as for DiSK with small gamma.
 
-    This is the case for DiSK with small gamma. Weights may be traced; they are public.
+    They then multiply differences of gradients.
     """
-    xp: Any = np if all(isinstance(w, float) for w in points.weights) else jnp
+    if len(points.weights) == 1:
+        return False
+    known = all(isinstance(w, float) for w in points.weights)
+    xp: Any = np if known else jnp
     values = xp.asarray(points.weights)
     cancel = xp.sum(xp.abs(values)) > _CANCELLATION_RATIO * xp.abs(xp.sum(values))
-    if isinstance(cancel, jax.Array):
-        return lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
-    return make_total(bool(cancel))
+    return bool(cancel) if known else cancel
 
 
 def clip_and_sum(
