@@ -9,6 +9,7 @@ joint norm over several gradient points, the bounds on rounding, and the support
 programs are new here.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -22,9 +23,10 @@ from jax.typing import DTypeLike
 
 from dpoptax._gradients.clip import block_sums, bounds
 from dpoptax._gradients.clip.block_sums import WholeBatch, sum_statistic
-from dpoptax._gradients.clip.bounds import Piece
+from dpoptax._gradients.clip.bounds import NormBounds, Piece
 from dpoptax._gradients.clip.clip import Clip
 from dpoptax._gradients.clip.encoding import EncodingClip, join, scaling
+from dpoptax._gradients.ghost_clipping.norms import factor_products
 from dpoptax._gradients.ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._gradients.ghost_clipping.passes.run_passes import run_passes
 from dpoptax._gradients.ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
@@ -38,6 +40,7 @@ from dpoptax._gradients.ghost_clipping.sums.weighted_products import (
     block_size,
     flushed,
     is_joined,
+    is_plain,
     measure_product,
     sum_error,
     sum_segment,
@@ -203,14 +206,34 @@ def clip_and_sum(
 
 def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
     """Returns the pieces of each example's gradient: first products, then bundles."""
-    pieces, measure = [], _once_per_shape(measure_product, static_argnums=1)
-    for product, factored in zip(gradients.plan.products, gradients.products, strict=True):
-        size, group = measure(factored, product.method), groups[product.leaf]
+    pieces, products = [], gradients.plan.products
+    sizes = measure_products(gradients.products, [product.method for product in products])
+    for product, factored, size in zip(products, gradients.products, sizes, strict=True):
+        group = groups[product.leaf]
         pieces.append(Piece(size, group, absolute_ratio(factored), sum_error(factored)))
     for formed, (leaf, *_) in zip(gradients.formed, gradients.bundles, strict=True):
         size = bounds.formed_bounds(formed)
         pieces.append(Piece(size, groups[leaf], sum_error=FLOAT32_ERROR))
     return pieces
+
+
+def measure_products(products: list[FactoredGradients], methods: list[str]) -> list[NormBounds]:
+    """Returns the norm bounds of products; inner products of equal lengths are added together."""
+    measure = _once_per_shape(measure_product, static_argnums=1)
+    sum_positions = _once_per_shape(lambda x: factor_products.sum_positions(x.segments, x.sizes))
+    found: dict[int, NormBounds] = {}
+    by_positions: dict[int, list[int]] = collections.defaultdict(list)
+    for i, (factored, method) in enumerate(zip(products, methods, strict=True)):
+        if method == "gram" and is_plain(factored):
+            by_positions[factored.segments[0].rows.shape[2]].append(i)
+        else:
+            found[i] = measure(factored, method)
+    for indices in by_positions.values():
+        sums = [sum_positions(products[i]) for i in indices]
+        given = [(products[i].segments, products[i].sizes) for i in indices]
+        together = factor_products.measure_together(sums, given)
+        found |= dict(zip(indices, together, strict=True))
+    return [found[i] for i in range(len(products))]
 
 
 def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
