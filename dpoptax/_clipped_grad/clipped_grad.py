@@ -54,8 +54,9 @@ def clipped_grad(
     the batch, as in the draws of `dpoptax.sampling`. The sum is private until
     `dpoptax.gaussian_noise` adds noise. Auxiliary outputs and losses are private and get no noise.
 
-    An example whose gradient is not finite adds exactly zero, like a masked one. This is silent,
-    because an error or a warning would reveal private data. In float16 it can drop many examples: a
+    An example adds exactly zero, like a masked one, if its gradient is not finite or longer than
+    2³⁹ ≈ 5·10¹¹, or if the input of a layer is 2⁴⁰ ≈ 10¹² or more. This is silent, because an error
+    or a warning would reveal private data. In float16 it can drop many examples: a
     loss scaled by 2¹⁶ overflows if a cotangent exceeds 65,504. `dpoptax.dropped_examples` counts
     them.
 

@@ -30,13 +30,14 @@ def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
 
     This is AUTO-S for γ > 0 and AUTO-V for γ = 0. C scales both the sum and its noise: with SGD it
     is part of the learning rate, with Adam it has no effect. γ keeps information that AUTO-V loses:
-    a gradient much shorter than γ stays proportionally short. A zero gradient stays zero in both.
+    a gradient much shorter than γ stays proportionally short. A zero gradient stays zero in both,
+    and AUTO-V shortens gradients below about 1e-12 to less than C.
 
     Privacy: one example adds at most C to the sum, in l2 norm. An example with a non-finite
     gradient adds exactly zero.
 
     Args:
-      l2_clip_norm: C.
+      l2_clip_norm: C, from 1e-12 to 1e9.
       gamma: γ ≥ 0, in the units of the gradient of one example's loss.
 
     Raises:
@@ -78,7 +79,7 @@ def psac_clip(l2_clip_norm: float, r: float = 0.1) -> PsacClip:
     gradient adds exactly zero.
 
     Args:
-      l2_clip_norm: C.
+      l2_clip_norm: C, from 1e-12 to 1e9.
       r: r > 0, in the units of the gradient's norm.
 
     Raises:
@@ -118,10 +119,10 @@ def normalized_clip(l2_clip_norm: float) -> NormalizedClip:
     gradient adds exactly zero.
 
     Args:
-      l2_clip_norm: C, in the units of the gradient of one example's loss.
+      l2_clip_norm: C, in the units of the gradient of one example's loss, from 1e-12 to 1e9.
 
     Raises:
-      ValueError: `l2_clip_norm` is not a positive, finite number.
+      ValueError: `l2_clip_norm` is outside of this range.
 
     Source: De et al., "Unlocking High-Accuracy Differentially Private Image Classification through
     Scale", 2022.

@@ -63,6 +63,7 @@ class TrackIteratesState(SerializableState):
       tangent_weight: the weight of the Hessian-vector product, float32 scalar, or `None`.
       rows: the mixing coefficients: point j is Σ_i `rows[j][i]` x_{t−i}. Static.
       tangent_row: those for the direction of the Hessian-vector product. Static.
+      fixed_weights: the weights as numbers, if they do not depend on the step. Static.
     """
 
     count: jax.Array
@@ -71,6 +72,9 @@ class TrackIteratesState(SerializableState):
     tangent_weight: jax.Array | None
     rows: tuple[tuple[float, ...], ...] = dataclasses.field(metadata={"static": True})
     tangent_row: tuple[float, ...] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
+    fixed_weights: tuple[float, ...] | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
 
@@ -137,6 +141,7 @@ def track_iterates(
             f"tangent_row={tangent_row}, tangent_weight={tangent_weight}."
         )
     direction = None if tangent_row is None else tuple(float(c) for c in tangent_row)
+    fixed = None if callable(weights) else tuple(float(np.float32(w)) for w in weights)
     if direction is not None and len(direction) != len(mixing[0]):
         raise ValueError(
             f"`tangent_row` must have {len(mixing[0])} coefficients, got {tangent_row}."
@@ -155,7 +160,12 @@ def track_iterates(
             jax.tree.map(lambda p: jnp.array(p, copy=True), params) for _ in mixing[0][1:]
         )
         return TrackIteratesState(
-            count, iterates, rows=mixing, tangent_row=direction, **scheduled(count)
+            count,
+            iterates,
+            rows=mixing,
+            tangent_row=direction,
+            fixed_weights=fixed,
+            **scheduled(count),
         )
 
     def update_fn(
@@ -210,7 +220,9 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     tangent = None
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
-    return GradientPoints(points, tuple(state.weights), tangent, reference, code)
+    # Known while a step is traced, numbers save a branch that is compiled for both decisions.
+    weights = state.fixed_weights or tuple(state.weights)
+    return GradientPoints(points, weights, tangent, reference, code)
 
 
 def ensure_points(params: PyTree) -> GradientPoints:

@@ -136,7 +136,7 @@ def within_range(x: jax.Array) -> jax.Array:
     """
     with jax.named_scope("within_range"):  # tests/clipped_grad/hlo_test.py looks for this name
         x = x if x.dtype == jnp.bfloat16 else widen(x)
-        return jnp.where(jnp.abs(x) < LARGEST_NUMBER, x, jnp.asarray(LARGEST_NUMBER, x.dtype))
+        return lax.select(jnp.abs(x) < LARGEST_NUMBER, x, lax.full_like(x, LARGEST_NUMBER))
 
 
 def broadcast_examples(values: jax.Array, x: jax.Array) -> jax.Array:

@@ -39,11 +39,11 @@ WAYS = {
 }
 
 
-def _compiled(program, clip, dtype="float32", weights=(1.0,), **options):
+def _compiled(program, default, dtype="float32", weights=(1.0,), **options):
     """Returns the compiled sum, the shapes of the data, and C."""
     loss, shapes, data = programs.PROGRAMS[program]
     params = [helpers.floats(p, dtype) for p in programs.parameters(shapes)]
-    clip = options.pop("clip", clip)
+    clip = options.pop("clip", default)
     grad_fn = dpoptax.clipped_grad(loss, clip, **options)
     points = tuple([p * (1 + 0.1 * j) for p in params] for j in range(len(weights)))
     points = dpoptax.GradientPoints(points, weights)

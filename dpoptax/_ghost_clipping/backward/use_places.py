@@ -14,7 +14,7 @@ from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex
 from dpoptax._ghost_clipping.planned_uses import read_use
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.views import View
-from dpoptax._points.points import GradientPoints
+from dpoptax._points.points import GradientPoints, is_unweighted
 from dpoptax._support.tree import PyTree, float32_at_least
 
 # The clipped sum, shaped like the parameters, and the sum of the geometry's statistic, if any.
@@ -85,8 +85,7 @@ def find_obstacle(program: Program, points: GradientPoints) -> str | None:
     """Returns why uses cannot be summed separately, as the end of an error; `None` if they can."""
     params = points.points[0]
     # A weight of 1.0 is a number at trace time; see `clipped_grad`.
-    weighted = len(points.weights) > 1 or not isinstance(points.weights[0], float)
-    if weighted or points.tangent is not None:
+    if not is_unweighted(points) or points.tangent is not None:
         return (
             "one gradient point of weight 1.0. Leave it out for methods with several points, such "
             "as `dpoptax.disk`."

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
@@ -187,10 +188,39 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
         return NormBounds(jnp.square(absolute) + lost_squares(1), absolute)
     square, lengths = _inner_products(segments, sizes)
     absolute = _join_lengths(segments, lengths, sizes)
-    # If terms cancel, the computed square may be negative. It is then replaced by zero. For each
-    # pair of positions, four products may be set to zero.
-    lost = lost_squares(4 * sizes[0] * _positions(segments) ** 2)
-    return NormBounds(jnp.maximum(square, 0.0) + lost, absolute)
+    # If terms cancel, the computed square may be negative. It is then replaced by zero.
+    return NormBounds(jnp.maximum(square, 0.0) + _lost_products(segments, sizes), absolute)
+
+
+class PositionSums(NamedTuple):
+    """Holds sums over all positions but one, (B, L) each, whose sums over L bound n² and S."""
+
+    products: jax.Array
+    lengths: jax.Array
+
+
+def sum_positions(segments: list[Segment], sizes: Sizes) -> PositionSums:
+    """Returns the sums of `measure` with "gram", for one segment without groups."""
+    (segment,) = segments
+    lengths, bound = _bound_own_products(segment, _sum_error(segments, sizes))
+    products = lax.optimization_barrier(jnp.sum(bound, axis=-1))
+    return PositionSums(products[:, 0], (lengths.rows * lengths.columns)[:, 0])
+
+
+def measure_together(
+    sums: list[PositionSums], gradients: list[tuple[list[Segment], Sizes]]
+) -> list[NormBounds]:
+    """Returns the norm bounds of gradients with equally many positions, by few kernels."""
+    products, lengths = (jnp.sum(jnp.stack(each), axis=-1) for each in zip(*sums, strict=True))
+    lost = np.array([[_lost_products(*each)] for each in gradients], np.float32)
+    room = np.array([[_length_room(*each)] for each in gradients], np.float32)
+    square, absolute = jnp.maximum(products, 0.0) + lost, room * lengths
+    return [NormBounds(*each) for each in zip(square, absolute, strict=True)]
+
+
+def _lost_products(segments: list[Segment], sizes: Sizes) -> np.float32:
+    """Returns how much ‖G‖² loses at most: of each pair of positions, four products."""
+    return lost_squares(4 * sizes[0] * _positions(segments) ** 2)
 
 
 def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
@@ -221,10 +251,7 @@ def formed_together(sizes: Sizes) -> int:
 
 def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """Returns upper bounds of ‖G‖², (B,), and Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K)."""
-    # The longest chain sums over K, L and L', over pairs of segments, and in one entry.
-    sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2 + 8
-    error = gamma(sums) * (1.0 + 2.0 * gamma(sums))  # the bounds of rounding are also summed
-    add = partial(_sum_inner_products, error=error)
+    add = partial(_sum_inner_products, error=_sum_error(segments, sizes))
 
     def by_group() -> tuple[jax.Array, jax.Array]:
         squares, lengths = map_groups(add, segments)
@@ -239,6 +266,21 @@ def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, j
     return found
 
 
+def _sum_error(segments: list[Segment], sizes: Sizes) -> float:
+    """Returns the error of the sum over all products of inner products."""
+    # The longest chain sums over K, L and L', over pairs of segments, and in one entry.
+    sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2 + 8
+    return gamma(sums) * (1.0 + 2.0 * gamma(sums))  # the bounds of rounding are also summed
+
+
+def _bound_own_products(segment: Segment, error: float) -> tuple[Segment, jax.Array]:
+    """Returns the norms of the vectors of a segment, and its products of inner products."""
+    inner = Segment(*(_gram_matrix(x, x) for x in segment))
+    # The diagonal of A Aᵀ holds ‖row_t‖², which S needs, at no further cost.
+    lengths = Segment(*map(_diagonal_norms, inner, _vector_lengths(segment)))
+    return lengths, _bound_products((segment, segment), inner, (lengths, lengths), error)
+
+
 def _sum_inner_products(segments: list[Segment], *, error: float) -> tuple[jax.Array, jax.Array]:
     # ‖Σ_s A_sᵀ C_s‖² = Σ_{s, s'} ⟨A_sᵀ C_s, A_s'ᵀ C_s'⟩, and each ⟨·, ·⟩ is the sum over (t, t') of
     # (A_s A_s'ᵀ) ∘ (C_s C_s'ᵀ). The rows of the kernel are contracted first, then its columns, then
@@ -246,15 +288,14 @@ def _sum_inner_products(segments: list[Segment], *, error: float) -> tuple[jax.A
     lengths: list[Segment] = []
     square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
     for j, b in enumerate(segments):
-        for i in range(j, -1, -1):
-            a = segments[i]
+        own, bound = _bound_own_products(b, error)
+        lengths.append(own)
+        square += sum_by_axes(bound)
+        for i, a in enumerate(segments[:j]):
             inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
-            if i == j:
-                # The diagonal of A Aᵀ holds ‖row_t‖², which S needs, at no further cost.
-                lengths.append(Segment(*map(_diagonal_norms, inner, _vector_lengths(a))))
-            bound = _bound_products((a, b), inner, (lengths[i], lengths[j]), error)
+            bound = _bound_products((a, b), inner, (lengths[i], own), error)
             # Each pair of different segments occurs twice in the square.
-            square += (1.0 if i == j else 2.0) * sum_by_axes(bound)
+            square += 2.0 * sum_by_axes(bound)
     return square, _sum_lengths(lengths)
 
 
@@ -321,16 +362,22 @@ def _sum_lengths(lengths: list[Segment]) -> jax.Array:
 
 def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S from Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
-    positions = _positions(segments)
-    # Norms are roots, so they have half the relative error of their squares.
-    # The inner products have R and D terms, and the square root a sum over K. The sums over t and s
-    # are of norms, so they count fully.
-    summed = 0.5 * (_inner_product_length(segments) + sizes[0]) + positions + len(segments)
-    room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
+    room = _length_room(segments, sizes)
     if sizes[0] == 1:
         return room * lengths[:, 0]
     square = jnp.sum(jnp.square(lengths), axis=1)
     return room * jnp.sqrt(square) + math.sqrt(sizes[0]) * _LOST_GROUPS
+
+
+def _length_room(segments: list[Segment], sizes: Sizes) -> float:
+    """Returns the room for the rounding of S."""
+    # Norms are roots, so they have half the relative error of their squares.
+    # The inner products have R and D terms, and the square root a sum over K. The sums over t and s
+    # are of norms, so they count fully. So do three additions of what is set to zero.
+    summed = (
+        0.5 * (_inner_product_length(segments) + sizes[0]) + _positions(segments) + len(segments)
+    )
+    return 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 6)
 
 
 def _positions(segments: list[Segment]) -> int:

@@ -56,8 +56,9 @@ class Passes:
       at_points: the arrays of each point.
       tangent: the derivatives of the first point's arrays along the tangent; `None` unless a
         Hessian-vector product is added, as for `disk(gamma=0)`.
-      factor_dtype: the dtype to round factors to; `None` for no rounding. At a single point,
-        operands and cotangents are already recorded in it.
+      factor_dtype: the dtype to round factors to; `None` for no rounding.
+      early: whether operands and cotangents are recorded in `factor_dtype`, and finite where
+        necessary.
     """
 
     points: GradientPoints
@@ -65,11 +66,7 @@ class Passes:
     at_points: list[PassResult]
     tangent: PassResult | None
     factor_dtype: DTypeLike | None
-
-    @property
-    def is_single(self) -> bool:
-        """Returns whether there is one point and no tangent."""
-        return len(self.at_points) == 1 and self.tangent is None
+    early: bool
 
 
 class Recording(NamedTuple):
@@ -98,19 +95,19 @@ def run_passes(
     factor_dtype: DTypeLike | None = None,
     formed_uses: Sequence[Use] = (),
     finite: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
+    early: bool = False,
 ) -> Passes:
     """Runs a program forward and backward at all gradient points.
 
     `inputs` are the flattened examples (and keys), each with a leading batch axis. `formed_uses`
     are the uses whose gradients will be formed; see `run_pass`. `finite` are the uses whose
-    operand, and those whose cotangent, must be finite: at a single point, other numbers are
-    replaced.
+    operand, and those whose cotangent, must be finite. With `early`, other numbers are replaced and
+    factors are rounded when they are recorded. Otherwise this is done later, since differences of
+    rounded numbers would be less exact.
     """
     leaves = [jax.tree.leaves(point) for point in points.points]
-    # At several points, factors are rounded later, since differences of rounded numbers would be
-    # less exact.
-    single = len(leaves) == 1 and points.tangent is None
-    recording = Recording(factor_dtype, *finite) if single else Recording()
+    early = early and points.tangent is None
+    recording = Recording(factor_dtype, *finite) if early else Recording()
 
     run_at = functools.partial(
         run_pass, program, inputs=inputs, recording=recording, formed_uses=formed_uses
@@ -121,7 +118,7 @@ def run_passes(
     else:
         # Forward over reverse: the derivatives of operands, cotangents and gradients.
         at_first, tangent = jax.jvp(run_at, (first,), (jax.tree.leaves(points.tangent),))
-    return Passes(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype)
+    return Passes(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype, early)
 
 
 def run_pass(
@@ -253,7 +250,8 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
         # Stored, since XLA may round sums of products differently each time.
-        total = materialize(total)
+        dtype = recorded_dtype(total.dtype, passes.factor_dtype)
+        total = materialize(recorded(total, dtype, finite=True))
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]

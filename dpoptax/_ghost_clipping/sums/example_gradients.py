@@ -131,11 +131,14 @@ def collect_factors(product: Product, passes: Passes, differences: bool) -> list
 
 def _segment(member: PlannedUse, pair: WeightedPair, passes: Passes) -> Segment:
     operand, cotangent, weight = pair
-    segment = make_segment(member, operand, weigh(cotangent, weight, member.scale))
-    if passes.is_single and member.scale == 1.0:
+    weights = [w for w in (weight, member.scale) if not (isinstance(w, float) and w == 1.0)]
+    if weights:
+        # The selection also keeps the compiler from multiplying weights and coefficients in another
+        # order.
+        cotangent = within_range(weigh(cotangent, *weights))
+    segment = make_segment(member, operand, cotangent)
+    if passes.early:
         return segment  # of records, which are in the working range where necessary
-    # The selection also keeps the compiler from multiplying weights and coefficients in another
-    # order.
     return Segment(*(x if is_one_hot(x) else within_range(x) for x in segment))
 
 

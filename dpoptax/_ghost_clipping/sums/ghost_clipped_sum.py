@@ -9,6 +9,7 @@ joint norm over several gradient points, the bounds on rounding, and the support
 programs are new here.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
 from dpoptax._clips.encoding import EncodingClip, join, scaling
+from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
@@ -35,6 +37,7 @@ from dpoptax._ghost_clipping.sums.weighted_products import (
     block_size,
     flushed,
     is_joined,
+    is_plain,
     measure_product,
     sum_error,
     sum_segment,
@@ -45,7 +48,7 @@ from dpoptax._losses.trace_loss import Examples
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums, bounds
 from dpoptax._rounding.block_sums import WholeBatch, sum_statistic
-from dpoptax._rounding.bounds import Piece
+from dpoptax._rounding.bounds import NormBounds, Piece
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import opaque_integers, unstack
 
@@ -114,6 +117,7 @@ def ghost_clipped_sum(
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
     mask = program.loss.separate(examples.mask)
+    cancel = _weights_cancel(points)
     plan = _plan(program, points, examples.mask.shape[0])
     passes = run_passes(
         program,
@@ -122,6 +126,7 @@ def ghost_clipped_sum(
         factor_dtype=factor_dtype,
         formed_uses=plan.formed_uses,
         finite=fixed_sides(plan),
+        early=cancel is False,
     )
     groups = clip.groups(points.points[0])
 
@@ -129,8 +134,10 @@ def ghost_clipped_sum(
         gradients = collect_gradients(plan, passes, groups, differences=differences)
         return clip_and_sum(clip, points, gradients, mask, examples.whole)
 
-    several = len(points.weights) > 1
-    total = _total_of_points(points, make_total) if several else make_total(False)
+    if isinstance(cancel, bool):
+        total = make_total(cancel)
+    else:  # of weights that are traced; they are public
+        total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
     return total, program.loss.aux(passes.at_points[0].outputs)
 
 
@@ -149,19 +156,18 @@ def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     return join(clip, sums.tree(params), statistic)
 
 
-def _total_of_points(
-    points: GradientPoints, make_total: Callable[[bool], ClippedTotal]
-) -> ClippedTotal:
-    """Returns `make_total(differences)`, with differences if the weights are large and cancel.
+def _weights_cancel(points: GradientPoints) -> bool | jax.Array:
+    """Returns whether the weights are large and cancel, as for DiSK with small gamma.
 
-    This is the case for DiSK with small gamma. Weights may be traced; they are public.
+    They then multiply differences of gradients.
     """
-    xp: Any = np if all(isinstance(w, float) for w in points.weights) else jnp
+    if len(points.weights) == 1:
+        return False
+    known = all(isinstance(w, float) for w in points.weights)
+    xp: Any = np if known else jnp
     values = xp.asarray(points.weights)
     cancel = xp.sum(xp.abs(values)) > _CANCELLATION_RATIO * xp.abs(xp.sum(values))
-    if isinstance(cancel, jax.Array):
-        return lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
-    return make_total(bool(cancel))
+    return bool(cancel) if known else cancel
 
 
 def clip_and_sum(
@@ -200,14 +206,34 @@ def clip_and_sum(
 
 def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
     """Returns the pieces of each example's gradient: first products, then bundles."""
-    pieces, measure = [], _once_per_shape(measure_product, static_argnums=1)
-    for product, factored in zip(gradients.plan.products, gradients.products, strict=True):
-        size, group = measure(factored, product.method), groups[product.leaf]
+    pieces, products = [], gradients.plan.products
+    sizes = measure_products(gradients.products, [product.method for product in products])
+    for product, factored, size in zip(products, gradients.products, sizes, strict=True):
+        group = groups[product.leaf]
         pieces.append(Piece(size, group, absolute_ratio(factored), sum_error(factored)))
     for formed, (leaf, *_) in zip(gradients.formed, gradients.bundles, strict=True):
         size = bounds.formed_bounds(formed)
         pieces.append(Piece(size, groups[leaf], sum_error=FLOAT32_ERROR))
     return pieces
+
+
+def measure_products(products: list[FactoredGradients], methods: list[str]) -> list[NormBounds]:
+    """Returns the norm bounds of products; inner products of equal lengths are added together."""
+    measure = _once_per_shape(measure_product, static_argnums=1)
+    sum_positions = _once_per_shape(lambda x: factor_products.sum_positions(x.segments, x.sizes))
+    found: dict[int, NormBounds] = {}
+    by_positions: dict[int, list[int]] = collections.defaultdict(list)
+    for i, (factored, method) in enumerate(zip(products, methods, strict=True)):
+        if method == "gram" and is_plain(factored):
+            by_positions[factored.segments[0].rows.shape[2]].append(i)
+        else:
+            found[i] = measure(factored, method)
+    for indices in by_positions.values():
+        sums = [sum_positions(products[i]) for i in indices]
+        given = [(products[i].segments, products[i].sizes) for i in indices]
+        together = factor_products.measure_together(sums, given)
+        found |= dict(zip(indices, together, strict=True))
+    return [found[i] for i in range(len(products))]
 
 
 def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

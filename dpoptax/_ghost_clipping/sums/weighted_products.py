@@ -80,6 +80,12 @@ def is_joined(factored: FactoredGradients) -> bool:
     return several or any(map(is_one_hot, factored.segments[0]))
 
 
+def is_plain(factored: FactoredGradients) -> bool:
+    """Returns whether gradients have one segment without groups, and no fixed terms."""
+    single = len(factored.segments) == 1 and not factored.terms
+    return single and factored.segments[0].rows.shape[1] == 1
+
+
 def terms_per_entry(segment: Segment) -> int:
     """Returns how many products an example adds to an entry."""
     return max(1, segment.rows.shape[2])
