@@ -420,7 +420,9 @@ def test_refuses_another_key_without_checkpoint(tmp_path):
 
     start()
     start()
-    with pytest.raises(ValueError, match="The noise key must be the same"):
+    with pytest.raises(
+        ValueError, match="The sampler's seed must be the same"
+    ):  # a hash of the key
         start(chain=make_chain(plan, key=jax.random.key(9)))
     other = make_model()
     other.words[...] += 1
