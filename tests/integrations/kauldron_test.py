@@ -461,7 +461,9 @@ def test_finished_run_refuses_a_corrected_row(saved, tmp_path):
     corrected = {**rows, "label": rows["label"].copy()}
     corrected["label"][31] += 1
     for key in (KEY, jax.random.key(9)):
-        with pytest.raises(ValueError, match=r"(noise key|training examples) must be the same"):
+        with pytest.raises(
+            ValueError, match=r"(sampler's seed|noise key|training examples) must be the same"
+        ):
             start(key, corrected)
     if not saved:  # a step from other parameters would have the same noise
         with pytest.raises(ValueError, match="The initial parameters must be the same"):

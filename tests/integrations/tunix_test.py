@@ -411,17 +411,23 @@ def test_refuses_folder_of_another_run(tmp_path):
 def test_refuses_another_key_without_checkpoint(tmp_path):
     plan, folder = make_plan(), {"checkpoint_root_directory": str(tmp_path), "max_steps": 1}
     unsaved = ocp.CheckpointManagerOptions(save_interval_steps=100)
-    train(plan, checkpointing_options=unsaved, **folder)
-    for path in tmp_path.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-    train(plan, checkpointing_options=unsaved, **folder)
-    with pytest.raises(ValueError, match="The noise key must be the same"):
-        train(plan, chain=make_chain(plan, key=jax.random.key(9)), **folder)
+
+    def start(*args, **options):
+        for path in tmp_path.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+        train(plan, *args, checkpointing_options=unsaved, **options, **folder)
+
+    start()
+    start()
+    with pytest.raises(
+        ValueError, match="The sampler's seed must be the same"
+    ):  # a hash of the key
+        start(chain=make_chain(plan, key=jax.random.key(9)))
     other = make_model()
     other.words[...] += 1
     with pytest.raises(ValueError, match="The initial parameters must be the same"):
-        train(plan, other, **folder)
+        start(other)
 
 
 def test_refuses_plans():
