@@ -139,12 +139,12 @@ def test_bad_arguments(change, error, message):
 
 @pytest.mark.parametrize("fixed_point", [False, True])
 def test_refuses_noise_that_would_flush_to_zero(fixed_point):
-    clip = dpoptax.l2_clip(2e-38)
-    total = dpoptax.extend.trust_clipped(jnp.array([2e-38, 0.0]), clip)
+    clip = dpoptax.l2_clip(1e-12)
+    total = dpoptax.extend.trust_clipped(jnp.array([1e-12, 0.0]), clip)
     tx = dpoptax.gaussian_noise(
-        noise_multiplier=0.25, batch_size=1, key=jax.random.key(0), fixed_point=fixed_point
+        noise_multiplier=2.5e-19, batch_size=1, key=jax.random.key(0), fixed_point=fixed_point
     )
-    with pytest.raises(ValueError, match=r"got 0\.25 \* .*2e-38.*flushed to zero"):
+    with pytest.raises(ValueError, match=r"got 2\.5e-19 \* .*1e-12.*flushed to zero"):
         tx.update(total, tx.init(jnp.zeros(2)))
 
 

@@ -100,7 +100,7 @@ def test_resumed_run_keeps_the_size_of_the_first_start(first, choose, tmp_path):
     assert asked == []
     same, other = (4, 2) if first else (None, 4)
     run(size=same, workdir=tmp_path / "run")
-    with pytest.raises(ValueError, match="`microbatch_size` must be the same"):
+    with pytest.raises(ValueError, match=f"`microbatch_size` must be {same}, .* got {other}"):
         run(size=other, workdir=tmp_path / "run")
 
 

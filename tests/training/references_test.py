@@ -170,7 +170,7 @@ def test_changed_code_does_not_repeat_shown_steps(own, tmp_path):
     path = tmp_path / f"{own}.py"
     path.write_text(path.read_text() + "\n# another version\n")
     sys.modules.pop(own)
-    with pytest.raises(ConfigError, match="code of the model"):
+    with pytest.raises(ValueError, match="code of the model must be the same"):
         train_and_evaluate(stopped, tmp_path / "run", progress=False)
 
 

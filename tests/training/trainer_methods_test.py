@@ -176,7 +176,7 @@ def test_prices_correlated_noise_with_sampler_and_steps(tmp_path):
     said = text("run", plan_run(config, count_flops=False))
     assert "replace-special, cyclic sampling" in said
     given = {"noise_multiplier": summary["noise_multiplier"], "epsilon": None, "steps": 12}
-    with pytest.raises(ConfigError, match=r"`steps` must be 6, .* got 12"):
+    with pytest.raises(ValueError, match=r"`steps` must be 6, .* got 12"):
         resume_test.run(tmp_path, **changes | given)
 
 

@@ -380,7 +380,7 @@ def test_shuffled_batches_train_only_without_privacy():
 
 @pytest.mark.parametrize("changes", [{"model": "mpl"}, {"optimizer": "sdg"}])
 def test_reports_typos_before_calibrating_noise(changes, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "make_run_plan", None)
+    monkeypatch.setattr(loop, "plan_on_data", None)
     with pytest.raises(ConfigError, match="must be .* Did you mean"):
         train_and_evaluate(tiny(**changes), tmp_path, progress=False)
 
