@@ -2,7 +2,7 @@
 
 This engine is the definition of the sum, and the reference for the others. For a dense layer `y = x
 @ w + b` and a batch of B examples, `jax.vmap` of the gradient gives arrays (B, R, D) for `w` and
-(B, D) for `b`. `sum_clipped` divides each example by a power of two, bounds its norm, and adds the
+(B, D) for `b`. `sum_clipped` bounds the norm of each example, and adds the
 examples with their coefficients: (R, D) and (D,).
 """
 

@@ -340,8 +340,8 @@ def shorter(module, *names):
     return shorten
 
 
-ROOM = shorter_gamma(factor_products, "_join_lengths")
-INNER = shorter_gamma(factor_products, "_inner_errors", "_inner_products")
+ROOM = shorter_gamma(factor_products, "_length_room")
+INNER = shorter_gamma(factor_products, "_inner_errors", "_sum_error")
 FORMED = shorter_gamma(factor_products, "measure_formed")
 COEFFICIENT = shorter_gamma(bounds, "clip_coefficients")
 JOINED = shorter_gamma(limits, "join_lengths")

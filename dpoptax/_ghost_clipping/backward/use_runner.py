@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex, run_block
 from dpoptax._losses.program import Program, Step, Use
+from dpoptax._rounding.bounds import within_range
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.tree import PyTree
 
@@ -131,6 +132,9 @@ def _use_with_probe(step: Step, batch: BatchFunction) -> Callable[..., jax.Array
 
     def backward(saved: Any, cotangent: jax.Array) -> tuple[Any, jax.Array, None]:
         operands, own = saved
+        if cotangent.dtype != jnp.float16:  # which becomes float32 when it is recorded
+            # Here, so that the derivative and the sum read one array.
+            cotangent = within_range(cotangent)
         operand, gradients = operands[step.data], [None] * len(operands)
         if jnp.issubdtype(operand.dtype, jnp.inexact):
 

@@ -115,8 +115,12 @@ class UseSum:
         """Returns the gradients from operands and cotangents (B, …)."""
         member, examples = self._member, operand.shape[0]
         layout = member.layout
+        # `use_runner` keeps cotangents in the working range, but not those that are scaled here.
+        changed = cotangent.dtype == jnp.float16 or member.scale != 1.0
         cotangent = weigh(cotangent, 1.0, member.scale)
-        operand, cotangent = materialize((self._recorded(operand), self._recorded(cotangent)))
+        operand, cotangent = materialize(
+            (self._recorded(operand, True), self._recorded(cotangent, changed))
+        )
         segment = make_segment(member, operand, cotangent).rounded(self.factor_dtype)
         factored = FactoredGradients([segment], layout.sizes)
         method = choose_product_method([member], examples, 1)
@@ -210,8 +214,8 @@ class UseSum:
 
         return block_sums.sum_in_blocks(block_sum, *arrays, block=_formed_block(measured))
 
-    def _recorded(self, x: jax.Array) -> jax.Array:
-        return recorded(x, recorded_dtype(x.dtype, self.factor_dtype), finite=True)
+    def _recorded(self, x: jax.Array, finite: bool) -> jax.Array:
+        return recorded(x, recorded_dtype(x.dtype, self.factor_dtype), finite=finite)
 
 
 def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], added: int) -> float:
