@@ -79,7 +79,7 @@ class StatedDpEvent(OwnDpEvent):
     >>> run = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 1000}
     >>> planned = dpoptax.accounting.planned_guarantee(**run, also=[StatedDpEvent(0.5, 1e-6)])
     >>> round(planned.epsilon(1e-5), 2)
-    2.11
+    2.28
     """
 
     epsilon: float

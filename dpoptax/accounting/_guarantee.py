@@ -102,7 +102,7 @@ class Guarantee:
     (0.926, '1e-05')
     >>> statistics = [event, dp_accounting.GaussianDpEvent(20.0)]
     >>> print(str(Guarantee(statistics, stated_delta=1e-6)).splitlines()[0])
-    (1.08, 1e-06)-differentially private for one example more or less
+    (1.09, 1e-06)-differentially private for one example more or less
     """
 
     event: PrivacyEvent

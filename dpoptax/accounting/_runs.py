@@ -138,7 +138,7 @@ def planned_guarantee(
 
     >>> planned = planned_guarantee(noise_multiplier=1.1, sampling_probability=0.01, steps=1000)
     >>> round(planned.epsilon(1e-5), 2), planned.epsilon_curve([0, 500, 1000], 1e-5).round(2)
-    (1.52, array([0.  , 1.1 , 1.52]))
+    (1.52, array([0.  , 1.08, 1.52]))
     """
     others = other_events(also)
     sampling = sampling_of(sampling_probability, sampler)

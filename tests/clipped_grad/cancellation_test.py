@@ -123,10 +123,9 @@ def test_worst_size_of_short_gradients_is_within_the_bound(norm):
     """Checks f S ≤ M C and f n ≤ C over all S, and that f is 1 where both allow it."""
     sizes = np.geomspace(max(norm, 1e-3), 1e6, 200).astype(np.float32)
     square = np.full_like(sizes, norm**2)
-    _, scales = bounds.make_scales([jnp.ones((1, sizes.size))])
     piece = bounds.Piece(bounds.NormBounds(square, sizes), ratio=32.0)
     factors, *_ = bounds.clip_coefficients(
-        dpoptax.l2_clip(1.0), scales, [piece], np.ones(sizes.size, bool), group_count=1, tau=0.01
+        dpoptax.l2_clip(1.0), [piece], np.ones(sizes.size, bool), group_count=1, tau=0.01
     )
     (factors,) = np.asarray(factors, np.float64)
     assert (factors * sizes * 1.01 <= 32).all()
