@@ -86,7 +86,7 @@ def updates_per_entry(eqn: JaxprEqn) -> int:
 
 
 def _are_distinct(eqn: JaxprEqn, constants: Constants) -> bool:
-    """Returns whether constants keep the windows of all indices apart.
+    """Returns whether constant indices have windows that do not overlap.
 
     In `logits[jnp.arange(n), labels]`, the first column of the indices is constant and different
     for each position, whatever the labels are.

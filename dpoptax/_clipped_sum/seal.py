@@ -75,7 +75,7 @@ def _is_own(array: object, leaf: Leaf, terms: Hashable) -> bool:
 
 
 def _dtype_of(leaf: Leaf, terms: Hashable) -> Hashable:
-    """Returns what makes the dtype of a sealed array, equal for equal arguments."""
+    """Returns the kind of key of a sealed array, equal for equal arguments."""
     words = 2 if jnp.dtype(leaf.dtype).itemsize == 8 else 1
     draw = {name: _refuse for name in ("seed", "split", "random_bits", "fold_in")}
     return define_prng_impl(key_shape=(words,), name=f"{terms!r} {leaf!r}", tag=_DTYPE, **draw)

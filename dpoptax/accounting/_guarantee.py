@@ -76,7 +76,7 @@ class Guarantee:
 
     Attributes:
       event: the releases, a `PrivacyEvent`. The constructor also takes an event of dp_accounting,
-        or a list of events and guarantees, which it composes: the guarantee of statistics alone.
+        or a list of events and guarantees, which it composes: a guarantee of statistics only.
         Noise multipliers are relative to C under every neighboring relation.
       neighboring_relation: "add-or-remove-one", "replace-one", or "replace-special" (a record is
         replaced by one that contributes zero). By default that of the event's runs, or

@@ -119,7 +119,7 @@ class RunIdentity:
 
 
 def draws_of(sampler: "Sampler", users: "UserTable | None") -> Values:
-    """Returns what the draws of a run rest on.
+    """Returns the values that decide the draws of a run.
 
     The padding may follow the number of devices, so it is not part of it.
     """
@@ -133,7 +133,7 @@ def draws_of(sampler: "Sampler", users: "UserTable | None") -> Values:
 
 
 def noise_of(plan: "PlanTerms", key: jax.Array) -> Values:
-    """Returns what the noise of a run rests on."""
+    """Returns the values that decide the noise of a run."""
     noise = plan.noise_multiplier
     return {
         "The noise key": Hidden(key_fingerprint(words_of(key))),
@@ -150,7 +150,7 @@ def noise_of(plan: "PlanTerms", key: jax.Array) -> Values:
 
 
 def data_of(data: "PyTree", frozen: "PyTree" = None, *, whole: bool = True) -> Values:
-    """Returns what the data of a run are; `whole` as for `rows_digest`."""
+    """Returns digests of the data of a run; `whole` as for `rows_digest`."""
     found = {"The training examples": Hidden(rows_digest(data, whole=whole))}
     if frozen is not None:
         found["The frozen arrays"] = Hidden(tree_digest(frozen))

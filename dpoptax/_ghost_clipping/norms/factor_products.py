@@ -373,7 +373,7 @@ def _length_room(segments: list[Segment], sizes: Sizes) -> float:
     """Returns the room for the rounding of S."""
     # Norms are roots, so they have half the relative error of their squares.
     # The inner products have R and D terms, and the square root a sum over K. The sums over t and s
-    # are of norms, so they count fully. So do three additions of what is set to zero.
+    # are of norms, so they count fully. So do three additions of numbers that are set to zero.
     summed = (
         0.5 * (_inner_product_length(segments) + sizes[0]) + _positions(segments) + len(segments)
     )

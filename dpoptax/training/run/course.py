@@ -129,7 +129,7 @@ class Course:
         return (self.state.params, self.state.opt_state), *self._feed(0), self.job.frozen
 
     def _identify(self) -> RunIdentity:
-        """Returns what the releases rest on, which several hosts compare here."""
+        """Returns everything that decides the releases. Several hosts compare it here."""
         from dpoptax.training.run import resume
 
         job, sampler = self.job, self.job.sampler(self.state.opt_state)
