@@ -215,7 +215,7 @@ def test_missing_extra_is_reported():
         "from dpoptax.training.cli.main import main; main(['plan', 'x.py'])": "line needs tyro",
         "from dpoptax.training import fit": "`dpoptax.training.fit` needs tqdm",
         "import dpoptax.integrations.tunix": "`dpoptax.integrations.tunix` needs etils",
-        "import dpoptax.integrations.kauldron": "`dpoptax.integrations.kauldron` needs etils",
+        "import dpoptax.integrations.kauldron": "`dpoptax.integrations.kauldron` needs ",
     }
     program = """
         import json, sys, types
