@@ -92,7 +92,7 @@ def test_averages_run_without_privacy():
 @pytest.mark.slow
 def test_refuses_to_resume_with_other_decay(tmp_path):
     resume_test.run(tmp_path, parameter_ema=0.5)
-    with pytest.raises(ConfigError, match=r"`parameter_ema` must be 0\.5, .* got 0\.9"):
+    with pytest.raises(ValueError, match=r"`parameter_ema` must be 0\.5, .* got 0\.9"):
         resume_test.run(tmp_path, parameter_ema=0.9)
 
 

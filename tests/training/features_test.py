@@ -193,7 +193,7 @@ def test_features_on_disk_train_like_features_in_memory(folder, monkeypatch):
         dataset = load_published("digits", features=CONFIG.feature_map)
         assert streaming.in_memory(dataset.train) == bool(limit)
         for part in (dataset, dataset.for_selection()):
-            plan = loop.make_run_plan(CONFIG, part.train_size)
+            plan = loop.plan_on_data(CONFIG, part)
             summary = loop.train(CONFIG, part, plan).summary
             result = summary["params_sha256"], summary["test_accuracy"]
             assert found.setdefault(part.train_size, result) == result
@@ -248,7 +248,7 @@ def test_refuses_to_resume_with_other_features(folder, tmp_path, change):
     loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)
     name, value = next(iter(change.items()))
     other = dataclasses.replace(CONFIG, **change, steps=4)
-    with pytest.raises(ConfigError, match=rf"^`{name}` must be .* got {value!r}\."):
+    with pytest.raises(ValueError, match=rf"^`{name}` must be .* got {value!r}\."):
         loop.train_and_evaluate(other, tmp_path / "run", progress=False)
 
 
@@ -264,7 +264,9 @@ def test_refuses_to_resume_with_features_of_other_images(folder, tmp_path, in_me
     inputs[701] = 0
     other = dataclasses.replace(whole, train={**whole.train, "inputs": inputs})
     monkeypatch.setitem(data.DATASETS, "digits", lambda: other)
-    with pytest.raises(ConfigError, match=r"^The training examples, .*must be those of the first"):
+    with pytest.raises(
+        ValueError, match=r"^The training examples must be the same as in the first"
+    ):
         loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)
 
 

@@ -26,7 +26,7 @@ def _cells(line):
 @pytest.fixture
 def given_attacks(monkeypatch):
     """States these powers of attacks instead of computing them, which takes seconds."""
-    monkeypatch.setattr(planning, "_attacks", lambda plan: (0.25, 1.5))
+    monkeypatch.setattr(planning, "attacks", lambda planned: (0.25, 1.5))
 
 
 def test_page_of_the_guarantee_names_the_samplings_of_the_command_line():
