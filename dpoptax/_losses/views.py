@@ -5,6 +5,7 @@ scale, the gradient of such a view has the same norm as the gradient of the para
 of a parameter can be compared entry by entry.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -15,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from dpoptax._support.marks import ANY_ORDER
 
 # One axis in row-major order, as runs of (size, stride) in the flattened parameter.
 AxisRuns = tuple[tuple[int, int], ...]
@@ -58,6 +61,19 @@ def _split_front(runs: list[tuple[int, int]], size: int) -> AxisRuns | None:
         else:
             return None
     return tuple(taken)
+
+
+def _are_apart(runs: Sequence[tuple[int, int]]) -> bool:
+    """Returns whether all indices of runs (size, stride) have different positions.
+
+    This holds if each stride exceeds the distance that all smaller ones cover together.
+    """
+    covered = 0
+    for size, stride in sorted((run for run in runs if run[0] > 1), key=lambda run: run[1]):
+        if stride <= covered:
+            return False
+        covered += (size - 1) * stride
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +186,10 @@ class View:
         for size, stride in runs:
             positions = (positions[:, None] + stride * jnp.arange(size)[None]).ravel()
         flat = jnp.zeros(math.prod(shape), values.dtype)
-        return flat.at[positions].add(values.ravel()).reshape(shape)
+        # An entry that gets one value has no order of additions.
+        scope = jax.named_scope(ANY_ORDER) if _are_apart(runs) else contextlib.nullcontext()
+        with scope:
+            return flat.at[positions].add(values.ravel()).reshape(shape)
 
     def entries_of(self, entries: np.ndarray) -> np.ndarray:
         """Returns the view's part, not a copy, of an array flattened like the parameter."""
