@@ -369,9 +369,10 @@ def _train(
         return updates, state._replace(release=after, following=moved, scores=scores)
 
     audited = optax.GradientTransformation(init, update)
+    drawn = cast(Any, _Drawn(run.plan.sampler, kept))
     job = dataclasses.replace(
         job,
-        plan=dataclasses.replace(run.plan, sampler=cast(Any, _Drawn(run.plan.sampler, kept))),
+        sampler=lambda opt_state: drawn,
         step=dataclasses.replace(step, optimizer=audited, key=None),
         evaluate=lambda *_: {},
         eval_every=steps,

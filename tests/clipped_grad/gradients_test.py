@@ -211,13 +211,10 @@ def test_number_is_accepted_as_l2_clip():
     def both(of):
         jax.tree.map(np.testing.assert_array_equal, of(2), of(clip))
 
-    both(lambda c: dpoptax.clipped_grad(lambda w, x: w @ x, c)(points, rows))
-    both(
-        lambda c: dpoptax.extend.clip_per_example(c).update(rows, optax.EmptyState(), jnp.zeros(2))[
-            0
-        ]
-    )
-    both(lambda c: dpoptax.extend.trust_clipped(rows, c))
+    both(lambda c: dpoptax.clipped_grad(lambda w, x: w @ x, c)(points, rows).sum)
+    transform = dpoptax.extend.clip_per_example
+    both(lambda c: transform(c).update(rows, optax.EmptyState(), jnp.zeros(2))[0].sum)
+    both(lambda c: dpoptax.extend.trust_clipped(rows, c).sum)
     tx = dpoptax.clip_and_noise(np.float32(2.0), **options)
     want = dpoptax.clip_and_noise(clip, **options)
     state = tx.init(jnp.zeros(2))

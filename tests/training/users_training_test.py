@@ -83,10 +83,10 @@ def test_user_level_run_states_unit_and_resumes(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path / "stopped", stop_before=3, **changes)
     assert outcome(run(tmp_path / "stopped", **changes)) == outcome(whole)
-    with pytest.raises(ConfigError, match="`records_per_user` must be 4, .* got 3"):
+    with pytest.raises(ValueError, match="`records_per_user` must be 4, .* got 3"):
         run(tmp_path / "stopped", **{**changes, "records_per_user": 3})
     of_examples = {"records_per_user": None}
-    with pytest.raises(ConfigError, match="`dataset_size` must be .* got 1438"):
+    with pytest.raises(ValueError, match="`dataset_size` must be .* got 1438"):
         run(tmp_path / "stopped", **{**changes, **of_examples})
 
 
