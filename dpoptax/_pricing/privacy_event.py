@@ -1,7 +1,6 @@
 """Privacy events of runs, which know the sampler seeds and noise keys that they belong to."""
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -11,7 +10,6 @@ from dpoptax._pricing.checks import Unit
 
 T = TypeVar("T")
 
-_FINGERPRINT_BYTES = 16
 _SHARED_SEED = (
     "Two of the events must not have the same sampler seed. Equal seeds draw equal batches, and "
     "two releases on one batch cost as much as one with noise σ/√2, more than independent batches. "
@@ -161,21 +159,3 @@ def _common(values: Sequence[T], message: str) -> T | None:
     if len(found := set(values)) > 1:
         raise ValueError(message.format(*sorted(map(str, found))))
     return next(iter(found), None)
-
-
-def seed_fingerprint(seed: int | bytes) -> str:
-    """Returns a hash of a sampler's seed that does not reveal it."""
-    if isinstance(seed, bytes):
-        return _fingerprint("sampler seed of SHAKE-256", seed)
-    return _fingerprint("sampler seed of PCG64", seed.to_bytes(seed.bit_length() // 8 + 1))
-
-
-def key_fingerprint(words: bytes) -> str:
-    """Returns a hash of a noise key that does not reveal it."""
-    return _fingerprint("noise key", words)
-
-
-def _fingerprint(use: str, secret: bytes) -> str:
-    # The label ends where the zero byte is, so the hashes of different uses are independent.
-    text = f"dpoptax fingerprint of a {use}\0".encode()
-    return hashlib.shake_256(text + secret).hexdigest(_FINGERPRINT_BYTES)

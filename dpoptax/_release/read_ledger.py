@@ -22,6 +22,7 @@ from dpoptax._release.ledger import (
     is_ledger,
     refusals_so_far,
 )
+from dpoptax._support.fingerprints import key_fingerprint
 from dpoptax._support.tree import PyTree, strip_variables
 
 _REASONS = {
@@ -160,9 +161,6 @@ def _warn_about_points(opt_state: PyTree) -> None:
 
 def key_fingerprints(opt_state: PyTree) -> frozenset[str]:
     """Returns the fingerprints of the noise keys of all stages, to compare runs."""
-    # Imported here because it imports dp_accounting, which reading a ledger does not need.
-    from dpoptax._pricing.privacy_event import key_fingerprint
-
     return frozenset(key_fingerprint(words_of(state.key)) for state in states_in(opt_state))
 
 

@@ -8,7 +8,8 @@ import dp_accounting as dpa
 
 from dpoptax._pricing.checks import ADD_OR_REMOVE, checked_multiplier, number
 from dpoptax._pricing.events import poisson_event
-from dpoptax._pricing.privacy_event import PrivacyEvent, composed, seed_fingerprint
+from dpoptax._pricing.privacy_event import PrivacyEvent, composed
+from dpoptax._support.fingerprints import seed_fingerprint
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
 from dpoptax._random.keys import words_of
 from dpoptax._support.digests import digest_of, rows_digest, tree_digest
+from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax._support.hosts import OtherRunError, check_same_on_hosts
 
 if TYPE_CHECKING:

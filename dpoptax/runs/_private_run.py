@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._pricing.privacy_event import PrivacyEvent, composed, key_fingerprint, seed_fingerprint
+from dpoptax._pricing.privacy_event import PrivacyEvent, composed
 from dpoptax._random.keys import (
     Generator,
     check_noise_key,
@@ -21,6 +21,7 @@ from dpoptax._random.keys import (
 )
 from dpoptax._release.gaussian import gaussian_noise
 from dpoptax._release.read_ledger import read_ledgers, states_in
+from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax._support.hosts import shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import guarantee

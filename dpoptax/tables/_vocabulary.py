@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 
 from dpoptax._random.keys import check_key, words_of
 from dpoptax._release.ledger import check_mechanism
+from dpoptax._support.fingerprints import key_fingerprint
 from dpoptax.tables._row_selecting_noise import draw_rows
 from dpoptax.tables._row_selection import RowSelection, count_rows
 
@@ -73,7 +74,7 @@ def select_rows(
     """
     # Imported here because it imports dp_accounting, which `selected_grad` does not need.
     from dpoptax._pricing.events import noisy_sum_event
-    from dpoptax._pricing.privacy_event import PrivacyEvent, key_fingerprint
+    from dpoptax._pricing.privacy_event import PrivacyEvent
 
     if not isinstance(selection, RowSelection):
         raise TypeError(f"`selection` must be a `dpoptax.tables.RowSelection`, got {selection!r}.")

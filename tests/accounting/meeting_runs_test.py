@@ -14,7 +14,7 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling, tables
-from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
+from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax.users import UserTable, per_user_loss
 from tests.helpers import after_releases, event_epsilon
 

@@ -15,7 +15,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
-from dpoptax._pricing.privacy_event import key_fingerprint, seed_fingerprint
+from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from tests.helpers import after_releases
 
 pytestmark = pytest.mark.usefixtures("coarse_prices")

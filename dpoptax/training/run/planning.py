@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
 import numpy as np
 
-from dpoptax.accounting import Guarantee
 from dpoptax.training import models
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
@@ -20,6 +19,9 @@ from dpoptax.training.run.feeding import Loaded
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.resolved import ResolvedRun, build_step, resolve
 from dpoptax.training.run.run_plan import RunPlan
+
+if TYPE_CHECKING:  # help must not load the accounting
+    from dpoptax.accounting import Guarantee
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +252,7 @@ def _users(config: TrainConfig) -> str:
     return f" users, at most {config.records_per_user:,} examples of each"
 
 
-def attacks(planned: Guarantee) -> tuple[float, float]:
+def attacks(planned: "Guarantee") -> tuple[float, float]:
     """Returns the power of attacks on a planned run; see `RunCost`."""
     return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
 
