@@ -1,8 +1,7 @@
-"""Trains your own model with `fit`, or the model of a config.
+"""Trains your own model with `fit`, or the task of a config.
 
-The names of this module, `dpoptax.training.data`, `dpoptax.training.hosts` and
-`dpoptax.training.methods` are public.
-The files that they come from are not.
+The names of this module, `dpoptax.training.data` and `dpoptax.training.hosts` are public. The files
+that they come from are not.
 """
 
 import importlib
@@ -11,37 +10,39 @@ from typing import TYPE_CHECKING, Any
 from dpoptax.training.errors import explains_missing
 
 if TYPE_CHECKING:
-    from dpoptax.training.config import TrainConfig as TrainConfig
+    from dpoptax.training.classification import classification as classification
+    from dpoptax.training.config import Config as Config
+    from dpoptax.training.config import config_of as config_of
     from dpoptax.training.config import load_config as load_config
     from dpoptax.training.config import load_configs as load_configs
     from dpoptax.training.data.dataset import Dataset as Dataset
     from dpoptax.training.data.dataset import Split as Split
-    from dpoptax.training.data.dataset import load_dataset as load_dataset
-    from dpoptax.training.data.dataset import register_dataset as register_dataset
     from dpoptax.training.errors import ConfigError as ConfigError
+    from dpoptax.training.evaluation import Evaluation as Evaluation
     from dpoptax.training.fitting import FitResult as FitResult
     from dpoptax.training.fitting import fit as fit
-    from dpoptax.training.loop import train as train
     from dpoptax.training.loop import train_and_evaluate as train_and_evaluate
-    from dpoptax.training.methods.method import Method as Method
-    from dpoptax.training.models import FunctionModel as FunctionModel
-    from dpoptax.training.models import register_model as register_model
+    from dpoptax.training.run.averaging import average_params as average_params
     from dpoptax.training.search.compare import Comparison as Comparison
     from dpoptax.training.search.compare import compare as compare
     from dpoptax.training.several_fits import FitRuns as FitRuns
     from dpoptax.training.several_fits import fit_runs as fit_runs
+    from dpoptax.training.task import PlainPlan as PlainPlan
+    from dpoptax.training.task import Task as Task
 else:
     # Imported on first use: the command line does not need orbax, and `fit` needs no config.
     _FILES = {
-        "config": ("TrainConfig", "load_config", "load_configs"),
-        "data.dataset": ("Dataset", "Split", "load_dataset", "register_dataset"),
+        "classification": ("classification",),
+        "config": ("Config", "config_of", "load_config", "load_configs"),
+        "data.dataset": ("Dataset", "Split"),
         "errors": ("ConfigError",),
+        "evaluation": ("Evaluation",),
         "fitting": ("FitResult", "fit"),
-        "loop": ("train", "train_and_evaluate"),
-        "methods.method": ("Method",),
-        "models": ("FunctionModel", "register_model"),
+        "loop": ("train_and_evaluate",),
+        "run.averaging": ("average_params",),
         "search.compare": ("Comparison", "compare"),
         "several_fits": ("FitRuns", "fit_runs"),
+        "task": ("PlainPlan", "Task"),
     }
     _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 

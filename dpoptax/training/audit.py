@@ -1,4 +1,4 @@
-"""Audits a config by attacks on its releases and its training."""
+"""Audits a task by attacks on its releases and its training."""
 
 import dataclasses
 import functools
@@ -12,20 +12,19 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
+import dpoptax
 from dpoptax import auditing, sampling
-from dpoptax.training.config import TrainConfig
+from dpoptax.runs import seeded
 from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import make_job
-from dpoptax.training.run import devices, records, seeds
-from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.fitting import make_job
+from dpoptax.training.run import inputs, records
 from dpoptax.training.run.context import Context
-from dpoptax.training.run.course import Course, State
+from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import plan_on_data
-from dpoptax.training.run.resolved import ResolvedRun, resolve
-from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run.program import RunProgram, any_key
+from dpoptax.training.run.training_loop import State, TrainingLoop
+from dpoptax.training.task import PlainPlan, Task, least_noise
 
 # Number of parameters in games with a gradient as canary. Small, so that many runs are affordable.
 _SMALL = 2
@@ -50,7 +49,7 @@ class Audited:
     """Result of one attack, with a row of the table for each bound.
 
     Attributes:
-        method: Name of the config's method.
+        method: Name of the task.
         name: Name of the audit.
         result: Result of the audit.
     """
@@ -67,30 +66,30 @@ class Audited:
         )
 
 
-def audit_config(
-    config: TrainConfig,
+def audit_task(
+    task: Task,
     *,
     trials: int = 20_000,
     confidence: float = 0.999,
     seed: int = 0,
     progress: bool = False,
 ) -> list[Audited]:
-    """Attacks the training of a config and bounds its ε from below.
+    """Attacks the training of a task and bounds its ε from below.
 
     The audits are:
 
     1. one release on a full batch, which shows the power of the attack;
     2. the same with an example found by `auditing.worst_example`, which attacks the clip;
-    3. the whole run, with all noisy and filtered updates visible;
+    3. the whole run, with all noisy gradients visible;
     4. the whole run, with only the final parameters visible;
     5. one training of the model by the training loop, with training examples as canaries. It is
        skipped if the unit is a user or the examples are streamed.
 
-    The claim of a whole run is the smaller of two values of ε: the one stated by the config's
+    The claim of a whole run is the smaller of two values of ε: the one stated by the plan's
     accountant and the one by privacy loss distributions. The claim of one release is the latter.
 
     Args:
-        config: The run, for the steps that its budget permits.
+        task: The run, for the steps that its budget permits.
         trials: Number of runs with the canary, and of runs without it. Audits of one release take
             ten times as many.
         confidence: Confidence of each bound.
@@ -98,15 +97,14 @@ def audit_config(
         progress: Whether to announce the duration and each audit on standard error.
 
     Raises:
-        ConfigError: The config claims no ε.
+        ConfigError: The task claims no ε.
         ValueError: As for training.
     """
-    _check_claim(config)
-    run, dataset = _repeatable_run(config)
+    run = _Audit(_claiming(task))
     attacks = [
         *_attacks_on_one_release(run, trials),
         *_attacks_on_whole_run(run, trials),
-        *_attacks_on_training(run, dataset),
+        *_attacks_on_training(run),
     ]
     if progress:
         say(
@@ -116,10 +114,53 @@ def audit_config(
     rows = []
     for attack in attacks:
         if progress:
-            say(f"auditing {config.method.name}, {attack.title} ...")
-        result = attack.run(delta=config.delta, confidence=confidence, key=jax.random.key(seed))
-        rows.append(Audited(config.method.name, attack.name, result))
+            say(f"auditing {task.name}, {attack.title} ...")
+        result = attack.run(delta=run.plan.delta, confidence=confidence, key=jax.random.key(seed))
+        rows.append(Audited(task.name, attack.name, result))
     return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _Audit:
+    """The audited run, with a fixed key: audits of many runs fold a key for each run into it."""
+
+    task: Task
+
+    @property
+    def plan(self) -> dpoptax.PrivacyPlan:
+        return cast(dpoptax.PrivacyPlan, self.task.plan)
+
+    @functools.cached_property
+    def program(self) -> RunProgram:
+        return RunProgram(self.task, Devices())
+
+    @property
+    def clip(self) -> dpoptax.Clip:
+        clip = self.program.clip
+        return clip if isinstance(clip, dpoptax.Clip) else dpoptax.l2_clip(cast(float, clip))
+
+    @property
+    def noise(self) -> optax.GradientTransformation:
+        return cast(optax.GradientTransformation, self.program.noise(any_key()))
+
+    @functools.cached_property
+    def epsilon(self) -> float:
+        """ε that the run states."""
+        guarantee = self.task.guarantee()
+        assert guarantee is not None
+        return guarantee.stated_epsilon
+
+    def one_release(self, batch_size: int) -> optax.GradientTransformation:
+        """Returns the noise stage for one full batch of this size."""
+        plan = dpoptax.PrivacyPlan(
+            sampler=sampling.PoissonSampler(batch_size, batch_size),
+            steps=1,
+            noise_multiplier=least_noise(self.plan),
+            delta=self.plan.delta,
+            fixed_point=self.plan.fixed_point,
+        )
+        one = RunProgram(dataclasses.replace(self.task, plan=plan), Devices())
+        return cast(optax.GradientTransformation, one.noise(any_key()))
 
 
 def table(rows: list[Audited]) -> str:
@@ -170,34 +211,22 @@ class _Attack(NamedTuple):
     run: Callable[..., auditing.AuditResult]
 
 
-def _check_claim(config: TrainConfig) -> None:
-    """Raises if the config claims no ε."""
-    if not config.method.private or config.noise_multiplier == 0:
+def _claiming(task: Task) -> Task:
+    """Returns the task of the permitted steps, or raises if it claims no ε."""
+    if isinstance(task.plan, PlainPlan):
         raise ConfigError(
-            f"`config` must claim an ε to be audited, got method={config.method.name} with "
-            f"noise_multiplier={config.noise_multiplier}. Use a private method with noise."
+            f"`plan` must have a privacy proof to be audited, got {task.name}: {task.plan.reason}. "
+            "To audit an ε that others claim for it, use dpoptax.auditing with `claimed_epsilon`."
         )
-    if (unproven := config.method.unproven()) is not None:
+    if not task.is_private or task.grad_fn is not None:
         raise ConfigError(
-            f"`method` must have a privacy proof to be audited, got {config.method.name}: "
-            f"{unproven}. To audit an ε that others claim for it, use dpoptax.auditing with "
-            "`claimed_epsilon`."
+            f"`config` must claim an ε for its own clip to be audited, got {task.name} with "
+            f"noise_multiplier={task.plan.noise_multiplier} and grad_fn={task.grad_fn}."
         )
+    return dataclasses.replace(task, plan=dataclasses.replace(task.plan, steps=task.steps))
 
 
-def _repeatable_run(config: TrainConfig) -> tuple[ResolvedRun, Dataset]:
-    """Returns the run of a config, with a fixed seed and key, and its data."""
-    # A fixed seed makes audits repeatable.
-    config = dataclasses.replace(config, seed=config.seed or 0)
-    dataset = config.data().load()
-    plan = plan_on_data(config, dataset)
-    run = resolve(config, plan, num_classes=dataset.num_classes)
-    # A fixed key: audits of many runs fold a key for each run into it.
-    chain = dataclasses.replace(run.chain, keys=Keys.fixed(config.generator))
-    return dataclasses.replace(run, chain=chain), dataset
-
-
-def _attacks_on_one_release(run: ResolvedRun, trials: int) -> list[_Attack]:
+def _attacks_on_one_release(run: _Audit, trials: int) -> list[_Attack]:
     """Returns attacks on a full batch, by a canary and by the worst example found."""
     games = {
         "one full-batch release": _full_batch,
@@ -209,14 +238,14 @@ def _attacks_on_one_release(run: ResolvedRun, trials: int) -> list[_Attack]:
     ]
 
 
-def _attacks_on_whole_run(run: ResolvedRun, trials: int) -> list[_Attack]:
-    """Returns attacks on all noisy and filtered updates, and on the final parameters only."""
-    name = f"{run.plan.permitted_steps} steps"
+def _attacks_on_whole_run(run: _Audit, trials: int) -> list[_Attack]:
+    """Returns attacks on all noisy gradients, and on the final parameters only."""
+    name = f"{run.plan.steps} steps"
     poisson = type(run.plan.sampler) is sampling.PoissonSampler
     runs = max(trials if poisson else trials // _REPLAYED, 64)
     views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
-        ("white-box", run.chain.release),
-        ("last-iterate", run.chain.optimizer),
+        ("white-box", run.noise),
+        ("last-iterate", run.program.chain(any_key())),
     )
     return [
         _Attack(name, f"{name}, {view[0]}", functools.partial(_attack_view, run, *view, runs))
@@ -224,63 +253,58 @@ def _attacks_on_whole_run(run: ResolvedRun, trials: int) -> list[_Attack]:
     ]
 
 
-def _attacks_on_training(run: ResolvedRun, dataset: Dataset) -> list[_Attack]:
+def _attacks_on_training(run: _Audit) -> list[_Attack]:
     """Returns an attack on one training if its data are in memory and its unit is an example."""
-    if run.config.unit != "example" or not streaming.in_memory(dataset.train):
+    if run.task.users is not None or not streaming.in_memory(run.task.data):
         return []
-    name = f"one training of {run.config.model}"
-    return [_Attack(name, name, functools.partial(_attack_training, run, dataset))]
+    name = f"one training on {run.task.dataset}"
+    return [_Attack(name, name, functools.partial(_attack_training, run))]
 
 
 def _attack_release(
-    run: ResolvedRun, make: Callable[[ResolvedRun], auditing.Game], trials: int, **claim: Any
+    run: _Audit, make: Callable[[_Audit], auditing.Game], trials: int, **claim: Any
 ) -> auditing.AuditResult:
     return auditing.audit(make(run), trials=trials, **claim)
 
 
 def _attack_view(
-    run: ResolvedRun,
+    run: _Audit,
     threat_model: auditing.ThreatModel,
     transform: optax.GradientTransformation,
     trials: int,
     **claim: Any,
 ) -> auditing.AuditResult:
+    sampler = seeded(run.plan.sampler, any_key())
     game = auditing.canary_gradient(
-        transform,
-        run.chain.clip,
-        jnp.zeros(_SMALL),
-        run.plan.sampler,
-        steps=run.plan.permitted_steps,
+        transform, run.clip, jnp.zeros(_SMALL), sampler, steps=run.plan.steps
     )
     result = auditing.audit(game, trials=trials, threat_model=threat_model, **claim)
     return _as_stated(result, run)
 
 
-def _attack_training(run: ResolvedRun, dataset: Dataset, **claim: Any) -> auditing.AuditResult:
-    return _as_stated(_train(run, dataset, **claim), run)
+def _attack_training(run: _Audit, **claim: Any) -> auditing.AuditResult:
+    return _as_stated(_train(run, **claim), run)
 
 
-def _full_batch(run: ResolvedRun) -> auditing.Game:
+def _full_batch(run: _Audit) -> auditing.Game:
     size = run.plan.sampler.dataset_size
-    chain = _one_release(run, size)
     sampler = sampling.PoissonSampler(size, size, seed=0)
-    return auditing.canary_gradient(chain.release, chain.clip, jnp.zeros(_SMALL), sampler)
+    return auditing.canary_gradient(run.one_release(size), run.clip, jnp.zeros(_SMALL), sampler)
 
 
-def _worst_example(run: ResolvedRun) -> auditing.Game:
+def _worst_example(run: _Audit) -> auditing.Game:
     # Full batches, so that ε is that of one release, as above.
-    chain = _one_release(run, _SEARCHED)
-    return auditing.searched_canary(chain.release, chain.clip)[0]
+    return auditing.searched_canary(run.one_release(_SEARCHED), run.clip)[0]
 
 
-def _as_stated(result: auditing.AuditResult, run: ResolvedRun) -> auditing.AuditResult:
+def _as_stated(result: auditing.AuditResult, run: _Audit) -> auditing.AuditResult:
     """Replaces the claim by the ε that the run states, if it is smaller.
 
     It is smaller if the accountant uses amplification that privacy loss distributions do not, such
     as "monte_carlo".
     """
-    stated = run.plan.epsilon(run.plan.permitted_steps)
-    if stated is None or stated >= result.claimed_epsilon or result.claimed is None:
+    stated = run.epsilon
+    if stated >= result.claimed_epsilon or result.claimed is None:
         return result
     claims = result.claimed, auditing.approximate_trade_off(stated, result.delta)
 
@@ -289,12 +313,6 @@ def _as_stated(result: auditing.AuditResult, run: ResolvedRun) -> auditing.Audit
 
     both = auditing.TradeOff(", and ".join(claim.name for claim in claims), curve)
     return dataclasses.replace(result, claimed_epsilon=stated, claimed=both)
-
-
-def _one_release(run: ResolvedRun, batch_size: int) -> TrainingChain:
-    """Returns the chain of the run for one step at another batch size."""
-    config = dataclasses.replace(run.config, batch_size=batch_size, steps=1)
-    return build_chain(config, run.plan.noise_multiplier, run.chain.keys)
 
 
 class _AuditState(NamedTuple):
@@ -323,34 +341,31 @@ class _Drawn:
         return sampling.Sample(indices, mask & self.kept[indices])
 
 
-def _train(
-    run: ResolvedRun, dataset: Dataset, key: jax.Array, **claim: Any
-) -> auditing.AuditResult:
+def _train(run: _Audit, key: jax.Array, **claim: Any) -> auditing.AuditResult:
     """Trains once on a random subset of the canaries and scores all canaries.
 
-    Each canary is included with probability 1/2. The attacker sees every noisy and filtered update.
-    The score of a canary is the projection of the updates on the clipped gradients of the canary,
-    summed over the steps.
+    Each canary is included with probability 1/2. The attacker sees every noisy gradient. The score
+    of a canary is the projection of these on the clipped gradients of the canary, summed over the
+    steps.
     """
     start = time.perf_counter()
     noise_key, coin_key = jax.random.split(key)
-    _, keys = seeds.keys(int(jax.random.bits(noise_key)), run.config.generator)
-    chain = dataclasses.replace(run.chain, keys=keys)
-    run = dataclasses.replace(run, chain=chain)
-    size, steps = dataset.train_size, run.plan.permitted_steps
+    task, steps = run.task, run.plan.steps
+    size = streaming.source_size(task.data)
     count = min(_CANARIES, size)
     included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (count,)))
     kept = np.concatenate([np.ones(size - count, bool), included])
     rows = np.arange(size - count, size, dtype=np.int32)
-    canaries = streaming.read(dataset.train, rows[:, None]), rows[:, None]
-    context = Context(devices.Devices(), Phases())
-    job, first = make_job(run, dataset, context)
-    step, release, following = run.step, chain.release, optax.chain(*chain.following)
+    canaries = streaming.read(task.data, rows[:, None]), rows[:, None]
+    params = inputs.on_devices("params", task.params, Devices())
+    program = RunProgram(dataclasses.replace(task, params=params), Devices())
+    release = cast(optax.GradientTransformation, program.noise(noise_key))
+    step, following = program.step(noise_key), optax.chain(*program.following(noise_key))
 
     def init(params: Any) -> _AuditState:
         # Data are arguments, because the compilation cache on disk stores constants of programs.
         # They are copied, because a step donates the arrays of its state.
-        data, frozen = jax.tree.map(jnp.array, (canaries, job.frozen))
+        data, frozen = jax.tree.map(jnp.array, (canaries, task.frozen))
         states = release.init(params), following.init(params)
         return _AuditState(*states, data, frozen, jnp.zeros(count))
 
@@ -369,17 +384,18 @@ def _train(
         return updates, state._replace(release=after, following=moved, scores=scores)
 
     audited = optax.GradientTransformation(init, update)
-    drawn = cast(Any, _Drawn(run.plan.sampler, kept))
+    sampler = seeded(run.plan.sampler, noise_key)
+    job = make_job(program, noise_key, step, steps, exact=False, eval_every=steps)
     job = dataclasses.replace(
         job,
-        sampler=lambda opt_state: drawn,
-        step=dataclasses.replace(step, optimizer=audited, key=None),
+        sampler=lambda opt_state: cast(Any, _Drawn(sampler, kept)),
+        step=dataclasses.replace(step, optimizer=audited),
         evaluate=lambda *_: {},
-        eval_every=steps,
+        shown=lambda params, opt_state: (params,),
     )
-    course = Course(job, State(0, first.params, init(first.params)), context)
-    course.finish()
-    state = course.state.opt_state
+    loop = TrainingLoop(job, State(0, params, init(params)), Context(Devices(), Phases()))
+    loop.finish()
+    state = loop.state.opt_state
     scores = np.asarray(state.scores)
-    result = auditing.audit_scores(scores, included, state.release, run.plan.sampler, **claim)
+    result = auditing.audit_scores(scores, included, state.release, sampler, **claim)
     return dataclasses.replace(result, seconds=time.perf_counter() - start)

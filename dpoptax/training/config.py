@@ -1,206 +1,170 @@
-"""Defines the config of a training run and reads configs from Python files."""
+"""Reads configs: functions with keyword arguments that return a `Task`."""
 
 import dataclasses
 import fnmatch
-import math
-import re
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, NamedTuple
 
-from dpoptax.training import config_files, named_configs
-from dpoptax.training.data.dataset import DatasetSpec, Unit
+import docstring_parser
+
+from dpoptax.training import named_configs
 from dpoptax.training.errors import ConfigError, line_in, unknown_name
-from dpoptax.training.methods import DPSGD, Method
-from dpoptax.training.roles import Numbers, Role, check, field
+from dpoptax.training.task import Task
 
-if TYPE_CHECKING:
-    import flax.linen as nn
-    import jax
 
-    from dpoptax.training.models import Variables
+class Flag(NamedTuple):
+    """An argument of a config.
 
-Accountant = Literal["pld", "rdp", "monte_carlo"]
-"""Copy of `dpoptax.accounting.Accountant`, whose import is slow."""
+    Attributes:
+        kind: Its type annotation.
+        default: Its default.
+        text: Its description in the docstring.
+        owner: Name of the dataclass argument that has it as a field, or None.
+    """
 
-_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive integer")
-_SEED = Numbers(
-    lambda x: isinstance(x, int) and 0 <= x < 2**256,
-    "an integer from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
-)
-_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "positive and finite")
-_CLIP_NORM = Numbers(
-    _POSITIVE.valid,
-    "positive and finite",
-    " Use clip='auto_v' to scale all gradients to one norm, method=AdaptiveClip() to adapt the "
-    "bound, or method=NonPrivate() to train without clipping.",
-)
-_FRACTION = Numbers(lambda x: 0 < x < 1, "strictly between 0 and 1")
-_NOT_NEGATIVE = Numbers(lambda x: 0 <= x < math.inf, "finite and at least 0")
+    kind: Any
+    default: Any
+    text: str = ""
+    owner: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """Configures a training run.
+class Config:
+    """A function that returns a `Task`, with values of its arguments.
 
-    With `noise_multiplier=None`, the noise is calibrated so that `steps` steps spend `epsilon` at
-    `delta`. Otherwise `epsilon` is a budget, and a step that would exceed it does not run. With
-    `epsilon=None`, the run has no budget and reports the spent ε.
+    An argument whose default is a dataclass stands for its fields, so that configs can share flags.
 
-    Raises:
-        ConfigError: A field is out of range. The message names field, value and remedy.
+    Attributes:
+        name: Name of the config.
+        function: The function.
+        values: Values of arguments that differ from their defaults.
+        source: Path of its file, or "".
+        digest: SHA-256 of its file and of the neighbors that the file imports.
     """
 
-    method: Method = DPSGD()
-    """Method: gradient points, and the filter of the noisy gradient."""
-
-    dataset: str = "digits"
-    """Name of a data set: digits, or one registered by the config file."""
-    data_dir: Path | None = field(None, Role.CHANGEABLE)
-    """Directory with the files of the data set, if it has files."""
-    model: str = field("mlp", Role.UNPRICED)
-    """Name of a model: linear, mlp, cnn, one registered by the config file, or MODULE:FUNCTION. The
-    function maps the number of classes to a flax module or a FunctionModel."""
-
-    records_per_user: int | None = field(None, numbers=_COUNT)
-    """Maximum number of examples of a user in a step. If a user has more, each step draws some. The
-    clip then applies to the gradient of the mean loss of a user's examples, batch and microbatch
-    sizes count users, and ε protects a user with all of its examples. None: it protects one
-    example."""
-
-    steps: int = field(120, Role.CHANGEABLE, _COUNT)
-    """Number of optimizer steps."""
-    batch_size: int = field(256, Role.CHANGEABLE, _COUNT)
-    """Expected number of examples per step. Every sum is divided by it."""
-    microbatch_size: int | None = field(None, numbers=_COUNT)
-    """Number of examples with gradients in memory at once. None: the whole batch."""
-    optimizer: str = field("sgd", Role.UNPRICED)
-    """Optimizer of the filtered gradient: sgd, momentum, adam, adamw (weight decay 0.01), or
-    MODULE:FUNCTION. The function returns an optax transformation without a learning rate."""
-    learning_rate: float = field(1.0, Role.UNPRICED, _POSITIVE)
-    """Peak learning rate."""
-    schedule: str = field("constant", Role.UNPRICED)
-    """Schedule of the learning rate: constant, linear or cosine decay to zero, or warmup_cosine,
-    which warms up over the first twentieth of the steps."""
-
-    parameter_ema: float | None = field(None, Role.UNPRICED, _FRACTION)
-    """Decay of a moving average of the parameters, in (0, 1), at most (1 + t)/(10 + t) at step t.
-    The average is evaluated and saved instead of the parameters. None: no average."""
-
-    epsilon: float | None = field(3.0, Role.CHANGEABLE, _POSITIVE)
-    """Target ε of the calibration, and the privacy budget. None: no budget."""
-    delta: float = field(1e-5, numbers=_FRACTION)
-    """δ of (ε, δ)-differential privacy, well below 1 / number of examples."""
-    noise_multiplier: float | None = field(None, Role.CHANGEABLE, _NOT_NEGATIVE)
-    """Noise standard deviation relative to the clip norm. None: calibrated from epsilon."""
-    fixed_point: bool = field(False, Role.UNPRICED)
-    """Whether to add integer noise, so that ε holds against an adversary who sees every bit of the
-    parameters. Sampling noise takes twice as long, and the noise is larger by some thousandths.
-    Correlated noise then needs sampling="cyclic" or "in_order"."""
-    clip: str = field("l2", Role.UNPRICED)
-    """Geometry of the clip: l2, auto_s, auto_v, psac or normalized. per_layer, auto_s_per_layer and
-    auto_v_per_layer split the bound evenly over the arrays of parameters. A method may override
-    it."""
-    l2_clip_norm: float = field(1.0, Role.UNPRICED, _CLIP_NORM)
-    """Bound on the l2 norm of one example's gradient."""
-    sampling: str = field("poisson", Role.CHANGEABLE)
-    """Sampling of batches: poisson, fixed_size, balls_in_bins (each example in one batch of every
-    epoch), random_allocation (each example in as many steps as there are epochs, anywhere in the
-    run), min_separation (random, and never twice within the steps over which noise is correlated),
-    cyclic (groups of examples take turns, for correlated noise), in_order (each group is a batch:
-    data in a fixed order or used once, without amplification), or shuffled (no guarantee)."""
-    accountant: Accountant = field("pld", Role.CHANGEABLE)
-    """Accountant: privacy loss distributions (pld), Rényi divergences (rdp), or monte_carlo, which
-    samples the privacy loss of the whole run, for correlated noise with random participation."""
-
-    seed: int | None = field(None, Role.CHANGEABLE, _SEED)
-    """Seed of the initial parameters, the batches and the noise. None: a fresh seed from the
-    operating system, stored in the checkpoints only. Anyone who knows the seed can subtract the
-    noise, and two runs with one seed reveal each other's noise. Set it only to repeat a study."""
-    generator: Literal["threefry", "chacha20"] = field("threefry", Role.UNPRICED)
-    """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With chacha20,
-    the guarantee holds against adversaries who cannot break these ciphers, and sampling takes about
-    four times as long. A seed from the operating system has 63 bits for threefry and 256 for
-    chacha20."""
-    checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
-    """Steps between checkpoints. They contain the seed and the noise key."""
-    parallel: Literal["none", "devices", "hosts"] = field("none", Role.CHANGEABLE)
-    """Devices that share each batch: one device, all of this process, or all of several hosts."""
-    eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
-    """Steps between evaluations on the test split."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.method, Method):
-            raise ConfigError(
-                f"`method` must be a Method, got {self.method!r}. Pass an instance such as "
-                "dpoptax.training.methods.DPSGD()."
-            )
-        check(self)
-        stronger = self.fixed_point or self.generator == "chacha20"
-        if stronger and (not self.method.private or self.method.unproven() is not None):
-            raise ConfigError(
-                "`method` must have a privacy guarantee for fixed_point=True and "
-                f"generator='chacha20', got {self.method.name}. Omit both options."
-            )
-        if self.generator == "chacha20" and self.sampling == "min_separation":
-            raise ConfigError(
-                "`sampling` must not be 'min_separation' with generator='chacha20', because it "
-                "cannot draw batches by SHAKE-256. Use generator='threefry' or "
-                "sampling='balls_in_bins'."
-            )
-        if self.generator == "threefry" and self.seed is not None and self.seed >= 2**63:
-            raise ConfigError(
-                "`seed` must be below 2**63 with generator='threefry', whose keys have no more "
-                "bits. Pass a smaller seed, or use generator='chacha20'."
-            )
-        if self.method.private and self.epsilon is None and self.noise_multiplier is None:
-            raise ConfigError(
-                "`epsilon` or `noise_multiplier` must be given for a private method, got None for "
-                "both. Set `epsilon` to calibrate the noise, or set `noise_multiplier`."
-            )
+    name: str
+    function: Callable[..., Task]
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str = ""
+    digest: str = ""
 
     @property
-    def unit(self) -> Unit:
-        """The unit of privacy: a user if `records_per_user` is given, else an example."""
-        return "example" if self.records_per_user is None else "user"
+    def flags(self) -> dict[str, Flag]:
+        """The arguments by name, with the values of the config as defaults."""
+        found = flags_of(self.function)
+        return {
+            name: flag._replace(default=self.values.get(name, flag.default))
+            for name, flag in found.items()
+        }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values, for summary.json."""
-        fields = {**dataclasses.asdict(self), "method": self.method.to_dict()}
-        return {name: _plain(value) for name, value in fields.items()}
+    def replace(self, **values: Any) -> "Config":
+        """Returns the config with other values.
 
-    # Subclasses with more fields override these methods to read other data or build other models.
+        Raises:
+            ConfigError: The function has no such argument.
+        """
+        known = self.flags
+        for name in values:
+            if name not in known:
+                raise unknown_name(f"{self.name}: An argument", name, known)
+        return dataclasses.replace(self, values={**self.values, **values})
 
-    def data(self, *, progress: bool = False) -> DatasetSpec:
-        """Returns the specification of the data. `progress` shows the progress of reading."""
-        return DatasetSpec(self.dataset, self.data_dir, progress)
+    def task(self, **values: Any) -> Task:
+        """Calls the function.
 
-    def build_model(self, num_classes: int | None) -> "nn.Module":
-        """Builds the flax module that `model` names."""
-        from dpoptax.training import models  # flax takes a second to import
+        Raises:
+            ConfigError: An argument is unknown, or the function raises an error or returns no task.
+        """
+        config = self.replace(**values)
+        grouped: dict[str, Any] = {}
+        flags = config.flags
+        for name, flag in flags.items():
+            if flag.owner is None:
+                grouped[name] = flag.default
+        for name, parameter in inspect.signature(self.function).parameters.items():
+            if dataclasses.is_dataclass(parameter.default):
+                own = {n: f.default for n, f in flags.items() if f.owner == name}
+                made = functools.partial(dataclasses.replace, parameter.default, **own)
+                grouped[name] = config._called(made)
+        task = config._called(lambda: self.function(**grouped))
+        if not isinstance(task, Task):
+            raise ConfigError(f"The config {self.name} must return a Task, got {task!r}.")
+        return task
 
-        return models.build_model(self.model, num_classes)
+    def _called(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except ConfigError:
+            raise
+        except Exception as error:  # the user's code can raise any error
+            where = f"Config {self.name} of {self.source}{line_in(self.source, error)}"
+            raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
 
-    def initial_variables(
-        self, model: "nn.Module", inputs: "jax.Array", key: "jax.Array"
-    ) -> "Variables":
-        """Returns the initial variables, for inputs of one example."""
-        from dpoptax.training import models
-
-        return models.initial_variables(model, inputs, key)
+    def described(self) -> dict[str, Any]:
+        """Returns the values of all arguments except the seed as JSON values, for summaries."""
+        return {name: _plain(f.default) for name, f in self.flags.items() if name != "seed"}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    known = value is None or isinstance(value, str | bool | int | float)
+    return value if known else str(value)
 
 
-def load_configs(path: str | Path) -> dict[str, TrainConfig]:
+def flags_of(function: Callable[..., Any]) -> dict[str, Flag]:
+    """Returns the arguments of a function by name, with the fields of dataclass arguments.
+
+    Raises:
+        ConfigError: An argument has no default or no type.
+    """
+    kinds, found = typing.get_type_hints(function, include_extras=True), dict[str, Flag]()
+    texts = _texts(function.__doc__)
+    for name, parameter in inspect.signature(function).parameters.items():
+        default = parameter.default
+        if default is parameter.empty or name not in kinds:
+            raise ConfigError(
+                f"`{name}` of the config {function.__name__} must have a type and a default, which "
+                "the command line shows. Write, for example, `epsilon: float = 3.0`."
+            )
+        if dataclasses.is_dataclass(default):
+            texts_of_fields = _texts(type(default).__doc__)
+            hints = typing.get_type_hints(type(default), include_extras=True)
+            found |= {
+                each.name: Flag(
+                    hints[each.name],
+                    getattr(default, each.name),
+                    texts_of_fields.get(each.name, ""),
+                    name,
+                )
+                for each in dataclasses.fields(default)
+            }
+        else:
+            found[name] = Flag(kinds[name], default, texts.get(name, ""))
+    return found
+
+
+def _texts(docstring: str | None) -> dict[str, str]:
+    """Returns the descriptions of arguments in a docstring."""
+    parsed = docstring_parser.parse(docstring or "")
+    return {each.arg_name: " ".join((each.description or "").split()) for each in parsed.params}
+
+
+def load_configs(path: str | Path) -> dict[str, Config]:
     """Reads the configs of a Python file, or of an installed name, by name.
 
-    The file defines `get_config()`, for one run named like the file, or `get_configs()`, for
-    several runs by name. `FILE:PATTERN` selects some of them, such as `table1.py:mnist/*`. If there
-    is no such file, a name that `dpoptax configs` lists means an installed config or set.
+    A config is a function of the file that is annotated to return a `Task`. A file with many
+    similar ones defines `get_configs()` instead, which returns functions or dataclasses with a
+    method `task()` by name. `FILE:PATTERN` selects some of them, such as `table1.py:mnist/*`. If
+    there is no such file, a name that `dpoptax configs` lists means an installed config or set.
 
     Raises:
         ConfigError: The file does not exist, raises an error, or defines no config that matches.
@@ -215,42 +179,26 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
             f"`config` must be a Python file or an installed name, got {path!r}. Pass the path of "
             "an existing file, or a name that `dpoptax configs` lists."
         )
-    defined: dict[str, Any] = {}
     try:
-        defined = vars(config_files.load(path))
-        one, several = defined.get("get_config"), defined.get("get_configs")
-        found = {Path(path).stem: one()} if callable(one) else several() if several else None
+        module, digest = _run(path)
+        found = _defined(module)
+    except ConfigError:
+        raise
     except Exception as error:  # the user's code can raise any error
-        raise _raised_in(path, error, defined) from error
-    if found is None:
+        where = f"Config file {path}{line_in(path, error)}"
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+    if not found:
         raise ConfigError(
-            f"The config file {path} must define get_config() or get_configs(), got neither. "
-            "Define get_config() and return a TrainConfig."
+            f"The config file {path} must define a function that returns a Task, got none. "
+            "Annotate it: `def my_run(epsilon: float = 3.0) -> Task:`."
         )
-    for config in found.values():
-        if not isinstance(config, TrainConfig):
-            kind = type(config).__name__
-            raise ConfigError(
-                f"The functions of the config file {path} must return a TrainConfig, got {kind}."
-            )
     chosen = {name: found[name] for name in found if fnmatch.fnmatchcase(name, pattern)}
     if not chosen:
         raise unknown_name("config", pattern, found)
-    return chosen
+    return {name: Config(name, _function(each), {}, path, digest) for name, each in chosen.items()}
 
 
-def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
-    """Returns the error for an exception in a config file."""
-    where = f"Config file {path}{line_in(path, error)}"
-    wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-    for kind in defined.values():
-        if wrong and dataclasses.is_dataclass(kind) and getattr(kind, "__name__", "") == wrong[1]:
-            names = (f.name for f in dataclasses.fields(kind) if f.init)
-            return unknown_name(f"{where}: A field of {wrong[1]}", wrong[2], names)
-    return ConfigError(f"{where}: {type(error).__name__}: {error}")
-
-
-def load_config(path: str | Path) -> TrainConfig:
+def load_config(path: str | Path) -> Config:
     """Reads a single config; see `load_configs`. A set's name means its baseline.
 
     Raises:
@@ -266,3 +214,60 @@ def load_config(path: str | Path) -> TrainConfig:
             "of them."
         )
     return next(iter(configs.values()))
+
+
+def config_of(function: Any, **values: Any) -> Config:
+    """Returns the config of a function or a dataclass that Python code defines."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return Config(name, _function(function)).replace(**values)
+
+
+def _function(config: Any) -> Callable[..., Task]:
+    """Returns a function as it is, and that of a dataclass with a method `task()`."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return typing.cast(Callable[..., Task], config)
+
+    def function(settings: Any = config) -> Task:
+        return typing.cast(Any, settings).task()
+
+    return function
+
+
+def _run(path: str) -> tuple[types.ModuleType, str]:
+    """Runs a file as a module that can import its neighbors, and returns its digest.
+
+    Neighbors are forgotten afterwards, since files of another folder may have their names.
+    """
+    folder, before = str(Path(path).resolve().parent), set(sys.modules)
+    module = types.ModuleType(f"<config {path}>")
+    module.__file__ = path
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    # Register the module first, because dataclasses look up the module that defines them.
+    sys.modules[module.__name__] = module
+    try:
+        source = Path(path).read_bytes()
+        exec(compile(source, path, "exec"), vars(module))
+        digest = hashlib.sha256(source)
+        for name in sorted(set(sys.modules) - before - {module.__name__}):
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and str(Path(file).parent) == folder:
+                digest.update(Path(file).read_bytes())
+                del sys.modules[name]
+        return module, digest.hexdigest()
+    finally:
+        sys.path.remove(folder)
+
+
+def _defined(module: types.ModuleType) -> dict[str, Any]:
+    """Returns the configs that a file defines, by name."""
+    if (several := getattr(module, "get_configs", None)) is not None:
+        return dict(several())
+    return {
+        name: each
+        for name, each in vars(module).items()
+        if inspect.isfunction(each)
+        and each.__module__ == module.__name__
+        and typing.get_type_hints(each).get("return") is Task
+        and not name.startswith("_")
+    }

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,41 +12,21 @@ import optax
 
 import dpoptax
 from dpoptax.accounting import Guarantee
-from dpoptax.runs import (
-    Hidden,
-    RunIdentity,
-    data_of,
-    draws_of,
-    key_of_words,
-    noise_of,
-    noise_stage,
-    sampler_of,
-    seeded,
-    settings,
-    shared_key,
-    words_of,
-)
-from dpoptax.sampling import Sampler
+from dpoptax.runs import RunIdentity, key_of_words, seeded, settings, shared_key, words_of
 from dpoptax.training.data import streaming
-from dpoptax.training.loss_arguments import requires_key, takes_key, takes_state
-from dpoptax.training.run import devices, inputs, seeds
+from dpoptax.training.loss_arguments import takes_state
+from dpoptax.training.run import inputs, seeds
 from dpoptax.training.run.context import Context, Log, Record, open_context
-from dpoptax.training.run.course import Course, Job, State
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.run_plan import RunPlan
-from dpoptax.training.run.step import (
-    TrainingStep,
-    on_one_device,
-    optimizer_digest,
-    program_digest,
-    with_fastest_microbatches,
-)
-from dpoptax.training.run.step_keys import step_keys
+from dpoptax.training.run.program import MICROBATCH_SIZE, RunProgram, bounds, noise_values
+from dpoptax.training.run.step import TrainingStep, with_fastest_microbatches
+from dpoptax.training.run.training_loop import Job, State, TrainingLoop
+from dpoptax.training.task import PlainPlan, Task
 from dpoptax.users import UserTable
 
-_MICROBATCH_SIZE = "`microbatch_size`"
-"""Name of the size among the parts of the program in a folder's record."""
+if TYPE_CHECKING:
+    from dpoptax._random.keys import Generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,33 +36,32 @@ class FitResult:
     Attributes:
       params: the final parameters. They may be published under `guarantee`.
       opt_state: the final state of the noise and the optimizer. Secret: it holds the noise key.
-      guarantee: the guarantee of the steps taken; `print(guarantee)` states it.
+      guarantee: the guarantee of the steps taken; `print(guarantee)` states it. None under a
+        `PlainPlan`.
       history: the logged records of all evaluations.
       plan: the plan of the run.
+      steps: number of steps taken. It is below the plan's if the budget ended the run.
     """
 
     params: Any = dataclasses.field(repr=False)
     opt_state: Any = dataclasses.field(repr=False)
-    guarantee: Guarantee = dataclasses.field(repr=False)
+    guarantee: Guarantee | None = dataclasses.field(repr=False)
     history: list[Record] = dataclasses.field(repr=False)
-    plan: dpoptax.PrivacyPlan = dataclasses.field(repr=False)
+    plan: dpoptax.PrivacyPlan | PlainPlan = dataclasses.field(repr=False)
+    steps: int
 
     @property
     def run(self) -> dpoptax.PrivateRun:
-        """The run after its steps. Secret."""
+        """The run after its steps, under a `PrivacyPlan`. Secret."""
+        assert not isinstance(self.plan, PlainPlan)
         return self.plan.continue_run(self.opt_state)
-
-    @property
-    def steps(self) -> int:
-        """Number of steps taken. It is below the plan's if the budget ended the run."""
-        return self.guarantee.releases[0].number
 
 
 def fit(
     loss_fn: Callable[..., Any] | None,
     params: Any,
     data: streaming.Source,
-    plan: dpoptax.PrivacyPlan,
+    plan: dpoptax.PrivacyPlan | PlainPlan,
     *,
     optimizer: optax.GradientTransformation = optax.adam(1e-3),  # noqa: B008
     clip: dpoptax.Clip | float | None = None,
@@ -93,6 +72,7 @@ def fit(
     microbatch_size: int | Literal["auto"] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
+    generator: "Generator" = "threefry",
     budget: float | None = None,
     evaluate: Callable[..., Mapping[str, Any] | None] | None = None,
     eval_every: int | None = None,
@@ -124,6 +104,7 @@ def fit(
         examples, or sources with `len` and integer indices, such as those of `grain`. JAX arrays
         stay on their device. All others are prefetched in a thread.
       plan: its N must be the number of examples. Two calls with one plan are two independent runs.
+        A `PlainPlan` trains a baseline without a guarantee.
       optimizer: any chain for the noisy mean gradient. Methods such as `dpoptax.disk()` come first
         in it. It must not add noise. The learning rate of the default often needs tuning.
       clip: as for `clipped_grad`; by default 1.0.
@@ -151,6 +132,7 @@ def fit(
         one device. All hosts make the same call.
       key: the noise key, which also determines the batches, as for `PrivacyPlan.new_run`. By
         default, one from the operating system, which all hosts share.
+      generator: that of a drawn key, as for `PrivacyPlan.new_run`.
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None. If it requires a second
         argument, it also gets the state of `optimizer`, for example for an average of the
@@ -184,183 +166,168 @@ def fit(
     >>> result.params.shape, result.steps, round(result.guarantee.stated_epsilon, 2)
     ((), 8, 3.54)
     """
-    inputs.check_types(plan, optimizer)
-    if grad_fn is None:
-        clip = 1.0 if clip is None else clip
-        random = takes_key(loss_fn)
-    else:
-        unused = {"has_aux": has_aux or None, "microbatch_size": microbatch_size}
-        inputs.check_unused(loss_fn=loss_fn, **unused)
-        inputs.check_automatic(mesh)
-        random = requires_key(grad_fn)
-    inputs.check_microbatch_size(microbatch_size)
-    schedule = _make_schedule(plan, eval_every, checkpoint_every)
-    place = inputs.devices_of(mesh)
+    task = Task(
+        loss_fn=loss_fn,
+        params=params,
+        data=data,
+        plan=plan,
+        optimizer=optimizer,
+        clip=clip,
+        grad_fn=grad_fn,
+        frozen=frozen,
+        users=users,
+        has_aux=has_aux,
+        microbatch_size=microbatch_size,
+        budget=budget,
+        evaluate=evaluate,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+    )
+    del params, data
+    return run_task(
+        task, mesh=mesh, key=key, generator=generator, log=log, workdir=workdir, progress=progress
+    )
+
+
+def run_task(
+    task: Task,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    key: jax.Array | None = None,
+    generator: "Generator" = "threefry",
+    log: Log = None,
+    workdir: str | Path | None = None,
+    progress: bool = True,
+) -> FitResult:
+    """Trains a task; see `fit`."""
+    _check_arguments(task, mesh)
+    schedule, place = _make_schedule(task), inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Phases(say if progress else None)
     with phases("data"):
-        data = inputs.checked_data(data, plan, users, place)
+        data = inputs.checked_data(task.data, task.plan, task.users, place)
     with phases("accounting"):
-        steps = plan.steps if budget is None else plan.steps_within(budget)
-
+        steps = task.steps
     workdir = None if workdir is None else Path(workdir)
+    exact = isinstance(task.plan, dpoptax.PrivacyPlan) and task.plan.fixed_point
     with open_context(
-        workdir, place, phases, log=log, progress=progress, exact=plan.fixed_point
+        workdir, place, phases, log=log, progress=progress, exact=exact, private=task.is_private
     ) as context:
-        key = _new_or_continued(plan, key, context.begun, workdir)
-        private = _PrivateOptimizer(plan, optimizer, clip, random, place)
+        key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
         with phases("init"):
-            chain = private.chain(key)
-            frozen = inputs.on_devices("frozen", frozen, place)
-            params = inputs.on_devices("params", params, place)
-        step = TrainingStep(
-            loss_fn,
-            clip,
-            chain,
-            plan.sampler.batch_size,
-            per_user=users is not None,
-            has_aux=has_aux,
-            microbatch_size=None if microbatch_size == "auto" else microbatch_size,
-            param_specs=inputs.param_specs(params),
-            grad_fn=grad_fn,
-        )
-        if microbatch_size == "auto":
-            feed = Feed(seeded(plan.sampler, key), data, place, users=users)
-            step = _with_automatic_size(step, private, key, params, feed, frozen, context)
+            placed = {
+                name: inputs.on_devices(name, getattr(task, name), place)
+                for name in ("frozen", "params")
+            }
+            program = RunProgram(dataclasses.replace(task, data=data, **placed), place)
+            step = program.step(key)
+        if task.microbatch_size == "auto":
+            step = _with_automatic_size(step, program, key, context)
         with phases("init"):
-            first = State(0, params, private.first_state(key, params))
-        del params  # with `first`, frees them once a restored state replaces them
-        job = _make_job(private, key, step, data, steps, frozen, users, evaluate, **schedule)
-        with inputs.explains_optimizer(optimizer, first.params):
-            course = Course(job, first, context)
+            first = State(0, program.task.params, program.first_state(key, program.task.params))
+            # Only shapes are needed from now on, so a restored state can replace the arrays.
+            program = dataclasses.replace(
+                program, task=dataclasses.replace(program.task, params=None)
+            )
+        del placed
+        job = make_job(program, key, step, steps, exact=exact, **schedule)
+        with inputs.explains_optimizer(task.optimizer, first.params):
+            loop = TrainingLoop(job, first, context)
             del first
-            course.finish()
-    return _make_result(plan, course.state, workdir)
+            loop.finish()
+    return _make_result(task.plan, loop.state, workdir)
 
 
-def _make_schedule(
-    plan: dpoptax.PrivacyPlan, eval_every: int | None, checkpoint_every: int
-) -> dict[str, int]:
+def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
+    """Raises if an argument has the wrong type, or conflicts with another one."""
+    inputs.check_types(task.plan, task.optimizer)
+    if task.grad_fn is not None:
+        unused = {"has_aux": task.has_aux or None, "microbatch_size": task.microbatch_size}
+        inputs.check_unused(loss_fn=task.loss_fn, **unused)
+        inputs.check_automatic(mesh)
+    inputs.check_microbatch_size(task.microbatch_size)
+    if isinstance(task.plan, PlainPlan):
+        inputs.check_plain(task.plan.noise is None, task.loss_fn, task.grad_fn, task.budget)
+
+
+def _make_schedule(task: Task) -> dict[str, int]:
     """Returns the steps between evaluations and between checkpoints, by their names in `Job`."""
-    eval_every = max(1, plan.steps // 10) if eval_every is None else eval_every
-    schedule = {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
+    eval_every = max(1, task.plan.steps // 10) if task.eval_every is None else task.eval_every
+    schedule = {"eval_every": eval_every, "checkpoint_every": task.checkpoint_every}
     for name, every in schedule.items():
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
     return schedule
 
 
-@dataclasses.dataclass(frozen=True)
-class _PrivateOptimizer:
-    """Noise, optimizer and keys of steps, for any noise key."""
-
-    plan: dpoptax.PrivacyPlan
-    optimizer: optax.GradientTransformation
-    clip: dpoptax.Clip | float | None
-    random: bool
-    place: devices.Devices
-
-    def chain(self, key: jax.Array) -> optax.GradientTransformation:
-        """Returns the chain of a noise key."""
-        stages = [noise_stage(self.plan, key, self.clip), self.optimizer]
-        if self.random:
-            stages.insert(1, step_keys(seeds.random_key(key)))
-        return optax.chain(*stages)
-
-    def first_state(self, key: jax.Array, params: Any) -> Any:
-        """Returns the initial state of the chain, on the devices."""
-        return inputs.on_devices("optimizer", self.chain(key).init(params), self.place)
-
-
 def _with_automatic_size(
-    step: TrainingStep,
-    private: _PrivateOptimizer,
-    key: jax.Array,
-    params: Any,
-    feed: Feed,
-    frozen: Any,
-    context: Context,
+    step: TrainingStep, program: RunProgram, key: jax.Array, context: Context
 ) -> TrainingStep:
     """Returns the step with the micro-batch size of the run to resume, or with the fastest."""
     if context.begun is not None:  # repeated steps must not round differently
-        size = context.begun["identity"]["values"].get(_MICROBATCH_SIZE)
+        size = context.begun["identity"]["values"].get(MICROBATCH_SIZE)
         return dataclasses.replace(step, microbatch_size=size)
-    with context.phases("tuning"), inputs.explains_optimizer(private.optimizer, params):
-        state = params, private.first_state(jnp.zeros_like(key), params)
-        step = with_fastest_microbatches(step, (state, *feed(0), frozen), private.place.mesh)
+    task = program.task
+    feed = Feed(seeded(task.plan.sampler, key), task.data, program.place, users=task.users)
+    with context.phases("tuning"), inputs.explains_optimizer(task.optimizer, task.params):
+        state = task.params, program.first_state(jnp.zeros_like(key), task.params)
+        args = state, *feed(0), task.frozen
+        step = with_fastest_microbatches(step, args, program.place.mesh)
     context.phases.announce(f"microbatch_size={step.microbatch_size}")
     return step
 
 
-def _make_job(
-    private: _PrivateOptimizer,
+def make_job(
+    program: RunProgram,
     key: jax.Array,
     step: TrainingStep,
-    data: streaming.Source,
     steps: int,
-    frozen: Any,
-    users: UserTable | None,
-    evaluate: Callable[..., Mapping[str, Any] | None] | None,
     *,
+    exact: bool,
     eval_every: int,
-    checkpoint_every: int,
+    checkpoint_every: int = 100,
 ) -> Job:
-    """Returns the job of a plan, with everything that must be equal when it resumes."""
-    plan = private.plan
-    noise = plan.noise_multiplier
-    least_noise = min(noise.values()) if isinstance(noise, Mapping) else noise
+    """Returns the job of a task, with everything that must be equal when it resumes."""
+    task = program.task
+    plan = task.plan
 
-    def identity(sampler: Sampler, args: Any) -> dict[str, Any]:
-        return {
-            **draws_of(sampler, users),
-            **noise_of(plan, key),
-            **data_of(data, frozen, whole=False),
-            "`optimizer`": Hidden(optimizer_digest(private.optimizer, args[0][0])),
-            **_gradient_identity(step, args, private.place),
-        }
+    def begin(hashed: str, params: Any) -> Any:
+        return program.first_state(seeds.noise_key_of(key, hashed), params)
 
     return Job(
         name="training",
-        plan=RunPlan(plan.sampler, least_noise, steps, plan),
-        sampler=lambda opt_state: sampler_of(plan, opt_state),
+        steps=steps,
+        bounds=lambda at: bounds(plan, at),
+        sampler=lambda opt_state: program.sampler(key, opt_state),
         step=step,
-        frozen=frozen,
-        data=data,
-        users=users,
-        evaluate=_metrics(evaluate),
-        shown=_shown_to(evaluate),
-        identity=identity,
+        frozen=task.frozen,
+        data=task.data,
+        users=task.users,
+        evaluate=_metrics(task.evaluate),
+        shown=_shown_to(task.evaluate),
+        identity=lambda sampler, args: program.identity(key, step, sampler, args),
         kept={"key": np.frombuffer(words_of(key), np.uint32).tolist()},
-        begin=lambda hashed, params: private.first_state(seeds.noise_key_of(key, hashed), params),
-        exact=plan.fixed_point,
+        begin=None if isinstance(plan, PlainPlan) else begin,
+        exact=exact,
         eval_every=eval_every,
         checkpoint_every=checkpoint_every,
     )
 
 
-def _make_result(plan: dpoptax.PrivacyPlan, state: State, workdir: Path | None) -> FitResult:
+def _make_result(
+    plan: dpoptax.PrivacyPlan | PlainPlan, state: State, workdir: Path | None
+) -> FitResult:
     """Returns the final state with its guarantee, which is also stated in the folder."""
-    run = plan.continue_run(state.opt_state)
-    guarantee = dataclasses.replace(run.guarantee(state.opt_state), drawn=True)
-    if workdir is not None and jax.process_index() == 0:
-        from dpoptax.training.run import records
+    guarantee = None
+    if not isinstance(plan, PlainPlan):
+        run = plan.continue_run(state.opt_state)
+        guarantee = dataclasses.replace(run.guarantee(state.opt_state), drawn=True)
+        if workdir is not None and jax.process_index() == 0:
+            from dpoptax.training.run import records
 
-        records.write_text(workdir / records.STATEMENT, guarantee.statement())
-    return FitResult(state.params, state.opt_state, guarantee, list(state.history), plan)
-
-
-def _gradient_identity(step: TrainingStep, args: Any, place: devices.Devices) -> dict[str, Any]:
-    """Returns the program of the gradient, with everything that it closes over."""
-    if step.grad_fn is None:
-        return {
-            "`clip`": step.clip if isinstance(step.clip, int | float) else repr(step.clip),
-            _MICROBATCH_SIZE: step.microbatch_size,
-            "`loss_fn`, with everything that it closes over,": Hidden(program_digest(step, args)),
-        }
-    if place.mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
-        shared = place.mesh.shape["data"]
-        args = on_one_device(args, -(-len(args[2]) // shared) * shared)
-    return {"`grad_fn`, with everything that it closes over,": Hidden(program_digest(step, args))}
+            records.write_text(workdir / records.STATEMENT, guarantee.statement())
+    history = list(state.history)
+    return FitResult(state.params, state.opt_state, guarantee, history, plan, state.done)
 
 
 def _shown_to(evaluate: Callable[..., Any] | None) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -393,7 +360,11 @@ def _metrics(
 
 
 def _new_or_continued(
-    plan: dpoptax.PrivacyPlan, key: jax.Array | None, begun: Record | None, workdir: Path | None
+    plan: dpoptax.PrivacyPlan | PlainPlan,
+    key: jax.Array | None,
+    generator: "Generator",
+    begun: Record | None,
+    workdir: Path | None,
 ) -> jax.Array:
     """Returns the noise key: given, new, or of the run to resume.
 
@@ -401,9 +372,9 @@ def _new_or_continued(
         OtherRunError: The plan, the key or JAX's settings belong to another run.
     """
     if begun is None:
-        return shared_key("threefry") if key is None else key
+        return shared_key(generator) if key is None else key
     kept = key_of_words(np.array(begun["key"], np.uint32))
-    known = {**settings(), **noise_of(plan, kept if key is None else key)}
+    known = {**settings(), **noise_values(plan, kept if key is None else key)}
     from dpoptax.training.run.resume import check_continues  # imports orbax
 
     assert workdir is not None

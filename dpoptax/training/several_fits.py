@@ -39,7 +39,9 @@ class FitRuns:
     @property
     def guarantee_of_one(self) -> Guarantee:
         """The guarantee if everything about the other runs stays secret."""
-        return self.results[0].guarantee
+        guarantee = self.results[0].guarantee
+        assert guarantee is not None  # the plan is a `PrivacyPlan`
+        return guarantee
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:

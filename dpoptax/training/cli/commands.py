@@ -10,42 +10,44 @@ import tyro
 
 from dpoptax.training import named_configs
 from dpoptax.training.cli.options import (
-    AuditArguments,
+    AuditOptions,
+    NoOptions,
     PriceArguments,
     SuggestArguments,
-    TrainArguments,
+    TrainOptions,
     configs_by_name,
+    parse,
 )
-from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.config import Config, load_config
 from dpoptax.training.errors import ConfigError
 
 # Each command imports its own modules, so that it starts quickly.
 
 
 def _train(arguments: list[str]) -> int:
-    from dpoptax.training.loop import train_and_evaluate
-    from dpoptax.training.run import records
+    from dpoptax.training.loop import seed_of, train_and_evaluate
+    from dpoptax.training.run import devices, records
 
-    _check_method("train", arguments)
     path, config = _config_of("train", arguments)
-    given = tyro.cli(
-        TrainArguments,
-        default=TrainArguments(config=config, workdir=tyro.MISSING),
-        args=arguments[1:],
+    config, given = parse(
+        config,
+        TrainOptions,
+        arguments[1:],
         prog=f"dpoptax train {path}",
-        description=f"Train the config of {path}. Every field can be overridden.",
+        description=f"Train the config of {path}. Every argument of it is an option.",
     )
-    if given.config.method.private and given.config.seed is not None:
+    if seed_of(config) is not None:
         warnings.warn(
             "`seed` can be read in the config or the command, and the noise follows from it. Omit "
-            "it to draw a seed from the operating system.",
+            "it to draw a key from the operating system.",
             stacklevel=2,
         )
-    summary = train_and_evaluate(given.config, given.workdir).summary
+    mesh = devices.start(given.parallel)
+    summary = train_and_evaluate(config, given.workdir, mesh=mesh, generator=given.generator)
     if summary["stopped_by_budget"]:
         print(
             f"Stopped by the budget: step {summary['steps'] + 1} of {summary['steps_requested']} "
-            f"would exceed ε = {given.config.epsilon:g}."
+            f"would exceed ε = {summary['budget']:g}."
         )
     spent = "without a proven guarantee" if summary["unproven"] else "not private"
     if summary["private"]:
@@ -78,10 +80,9 @@ def _configs(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    from dpoptax.training.run import planning
+    from dpoptax.training import planning
     from dpoptax.training.run.phases import Phases, say
 
-    _check_method("plan", arguments)
     paths, rest = _paths_first(arguments)
     if "--suggest" in rest:
         return _suggest(paths, [argument for argument in rest if argument != "--suggest"])
@@ -100,21 +101,21 @@ def _plan(arguments: list[str]) -> int:
             raise ConfigError("\n".join(map(str, refused)))
         return 0
     (name, config), *_ = configs.items()
-    config = tyro.cli(
-        type(config),
-        default=config,
-        args=rest,
+    config, _ = parse(
+        config,
+        NoOptions,
+        rest,
         prog=f"dpoptax plan {paths[0]}",
-        description=f"Compute the cost of {paths[0]}. Every field can be overridden.",
+        description=f"Compute the cost of {paths[0]}. Every argument of it is an option.",
     )
     with Phases(say)("plan"):
-        cost = planning.plan_run(config, details=True)
+        cost = planning.plan_run(config.task())
     print(planning.text(name, cost))
     return 0
 
 
 def _price(options: list[str]) -> int:
-    from dpoptax.training.run import planning
+    from dpoptax.training import planning
 
     plan = tyro.cli(
         PriceArguments,
@@ -129,16 +130,17 @@ def _price(options: list[str]) -> int:
 
 def _suggest(paths: list[str], options: list[str]) -> int:
     from dpoptax import accounting
-    from dpoptax.training.run import planning
+    from dpoptax.training import planning
 
     known: dict[str, Any] = {}
     if paths:
-        _, config = _config_of("plan --suggest", paths)
+        task = _config_of("plan --suggest", paths)[1].task()
+        plan, planned = task.plan, task.guarantee()
         known = {
-            "dataset_size": config.data().shapes(config.unit).units,
-            "epsilon": config.epsilon,
-            "delta": config.delta,
-            "examples": config.batch_size * config.steps,
+            "dataset_size": plan.sampler.dataset_size,
+            "epsilon": None if planned is None else planned.stated_epsilon,
+            "delta": None if planned is None else planned.stated_delta,
+            "examples": plan.sampler.batch_size * plan.steps,
         }
     needed = dict.fromkeys(("dataset_size", "epsilon", "delta"), tyro.MISSING)
     known = needed | {name: value for name, value in known.items() if value is not None}
@@ -154,8 +156,7 @@ def _suggest(paths: list[str], options: list[str]) -> int:
         if given.params is not None:
             cost = 6 * given.params * given.tokens
         elif paths:
-            planned = planning.plan_run(config)
-            cost = (planned.flops or 0.0) / planned.rows
+            cost = (planning.plan_run(task).flops or 0.0) / plan.sampler.padded_size
         else:
             raise ConfigError(
                 "`--flops` needs the operations for one example. Pass --params and --tokens, or a "
@@ -183,7 +184,6 @@ def _compare(arguments: list[str]) -> int:
     from dpoptax.training.cli.search_options import CompareArguments, with_data
     from dpoptax.training.search.compare import compare, table
 
-    _check_method("compare", arguments)
     given = tyro.cli(
         CompareArguments,
         args=arguments,
@@ -200,7 +200,6 @@ def _sweep(arguments: list[str]) -> int:
     from dpoptax.training.cli.search_options import SweepArguments, with_data
     from dpoptax.training.search import sweep
 
-    _check_method("sweep", arguments)
     given = tyro.cli(
         SweepArguments,
         args=arguments,
@@ -233,27 +232,28 @@ def _audit(arguments: list[str]) -> int:
             f"`dpoptax audit` needs {error.name}, which is not installed. Run: pip install "
             "'dpoptax[audit,train]'"
         ) from error
-    _check_method("audit", arguments)
     paths, options = _paths_first(arguments)
     jobs = [
-        tyro.cli(
-            AuditArguments,
-            default=AuditArguments(config=load_config(path)),
-            args=options,
+        parse(
+            load_config(path),
+            AuditOptions,
+            options,
             prog=f"dpoptax audit {path}",
-            description=f"Audit the training of {path}. Every field can be overridden.",
+            description=f"Audit the training of {path}. Every argument of it is an option.",
         )
         for path in paths or [_config_of("audit", arguments)[0]]
     ]
+    tasks = [config.task() for config, _ in jobs]
+    given = jobs[0][1]
     rows = [
         row
-        for job in jobs
-        for row in audit.audit_config(
-            job.config, trials=job.trials, confidence=job.confidence, progress=True
+        for task in tasks
+        for row in audit.audit_task(
+            task, trials=given.trials, confidence=given.confidence, progress=True
         )
     ]
     print(audit.table(rows))
-    confidence, delta = 100 * jobs[0].confidence, jobs[0].config.delta
+    confidence, delta = 100 * given.confidence, rows[0].result.delta
     print(f"\nEach bound alone holds with {confidence:g} % confidence, at δ = {delta:g}.")
     print("\n".join(audit.notes(rows)))
     return 1 if any(row.violated for row in rows) else 0
@@ -265,16 +265,7 @@ def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
     return paths, arguments[len(paths) :]
 
 
-def _check_method(command: str, arguments: list[str]) -> None:
-    """Raises a ConfigError if the options include --method."""
-    if any(argument.partition("=")[0] == "--method" for argument in arguments):
-        raise ConfigError(
-            f"`dpoptax {command}` has no option --method. Set the method in the config file, for "
-            "example TrainConfig(method=Disk(kappa=0.7, gamma=0.5))."
-        )
-
-
-def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
+def _config_of(command: str, arguments: list[str]) -> tuple[str, Config]:
     path = arguments[0]
     if path.startswith("-"):
         raise ConfigError(

@@ -16,15 +16,15 @@ _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 
 _COMMANDS = {
     "train": """\
-  train CONFIG --workdir DIR [--FIELD VALUE ...]
-        trains one run; CONFIG is a Python file with get_config(), FILE:NAME for
-        one of the runs of get_configs(), or an installed name such as `digits`;
-        any field can be overridden""",
+  train CONFIG --workdir DIR [--NAME VALUE ...]
+        trains one run; CONFIG is a Python file with a function that returns a
+        Task, FILE:NAME for one of several, or an installed name such as
+        `digits`; the arguments of the function are options""",
     "configs": """\
   configs
         lists the names of installed configs""",
     "plan": """\
-  plan CONFIG [--FIELD VALUE ...]
+  plan CONFIG [--NAME VALUE ...]
         computes noise, ε, power of attacks, memory and FLOPs of the run without
         training; several runs give a table
   plan --dataset-size N --batch-size B --epochs E --epsilon ε --delta δ
@@ -33,14 +33,14 @@ _COMMANDS = {
         suggests batch size, steps and noise for a compute budget""",
     "compare": """\
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E]
-          [--factors F...] [--set FIELD=VALUE...]
+          [--factors F...] [--set NAME=VALUE...]
         trains several configs at one ε and writes a table and a figure""",
     "sweep": """\
   sweep CONFIG... --workdir DIR
-          --grid FIELD=V,V... | --random FIELD=log:LOW:HIGH... --trials N
+          --grid NAME=V,V... | --random NAME=log:LOW:HIGH... --trials N
         trains many settings and keeps the best; its ε covers the choice""",
     "audit": """\
-  audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
+  audit CONFIG... [--trials N] [--confidence C] [--NAME VALUE ...]
         attacks the training of each CONFIG and lists the claimed ε and lower
         bounds on it; exit code 1 if a bound exceeds the claim""",
 }
@@ -116,12 +116,12 @@ def _dispatch(arguments: list[str]) -> int:
     if command in _CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
         print(f"usage: dpoptax {_COMMANDS[command].strip()}\n")
         print(
-            f"The options are the fields of the config. List them: dpoptax {command} CONFIG --help"
+            f"The arguments of the config are options. List them: dpoptax {command} CONFIG --help"
         )
         if not rest:
             print(
                 f"dpoptax: error: `dpoptax {command}` needs a config: a Python file with "
-                "get_config(), or a name that `dpoptax configs` lists.",
+                "a function that returns a Task, or a name that `dpoptax configs` lists.",
                 file=sys.stderr,
             )
         return 0 if rest else 2

@@ -1,29 +1,85 @@
-"""Options of the commands that read one config, and configs by name."""
+"""Options of the commands, and the flags of configs."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 
 if TYPE_CHECKING:
     from dpoptax import PrivacyPlan
 
+Options = TypeVar("Options")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainArguments:
+class TrainOptions:
     """Options of `dpoptax train`."""
 
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     workdir: Path
     """Directory for metrics.jsonl, summary.json, statement.txt, params.msgpack, training.png and
     checkpoints/. The same command resumes an interrupted run."""
+    parallel: Literal["none", "devices", "hosts"] = "none"
+    """Devices that share each batch: one device, all of this process, or all of several hosts."""
+    generator: Literal["threefry", "chacha20"] = "threefry"
+    """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With chacha20,
+    the guarantee holds against adversaries who cannot break these ciphers."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Options of `dpoptax audit`."""
+
+    trials: int = 20_000
+    """Number of training runs with the attacked example, and of runs without it."""
+    confidence: float = 0.999
+    """Confidence of each bound."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """No options besides the flags of the config."""
+
+
+def parse(
+    config: Config, options: type[Options], arguments: Sequence[str], *, prog: str, description: str
+) -> tuple[Config, Options]:
+    """Reads the flags of a config and the options of a command.
+
+    Args:
+        config: The config. Each argument of its function is a flag.
+        options: The dataclass of the command's options.
+        arguments: The command line after the config.
+        prog: Name of the command for messages.
+        description: First line of the help.
+    """
+    flags = config.flags
+    fields = [
+        (
+            name,
+            Annotated[flag.kind, tyro.conf.arg(help=flag.text or None)],
+            dataclasses.field(default=flag.default),
+        )
+        for name, flag in flags.items()
+    ]
+    flat: Any = tyro.conf.arg(name="")
+    both = dataclasses.make_dataclass(
+        "Arguments",
+        [
+            ("options", Annotated[options, flat]),
+            ("flags", Annotated[dataclasses.make_dataclass("Flags", fields), flat]),
+        ],
+    )
+    given: Any = tyro.cli(both, args=list(arguments), prog=prog, description=description)
+    values = {name: getattr(given.flags, name) for name in flags}
+    changed = {name: x for name, x in values.items() if x != flags[name].default}
+    return config.replace(**changed), given.options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +101,7 @@ class PriceArguments:
     delta: float | None = None
     """δ of the run, well below 1/N."""
     sampling: Literal["poisson", "fixed_size", "balls_in_bins"] = "poisson"
-    """Sampling of batches, as in a config."""
+    """Sampling of batches: independent draws, a fixed size, or each example once per epoch."""
 
     def plan(self) -> "PrivacyPlan":
         """Returns the plan.
@@ -53,8 +109,13 @@ class PriceArguments:
         Raises:
             ValueError: A number is missing, given twice or out of range.
         """
-        from dpoptax import PrivacyPlan
-        from dpoptax.training.run.privacy import SAMPLERS
+        from dpoptax import PrivacyPlan, sampling
+
+        samplers: dict[str, Any] = {
+            "poisson": sampling.PoissonSampler,
+            "fixed_size": sampling.FixedSizeSampler,
+            "balls_in_bins": sampling.RandomAllocationSampler,
+        }
 
         return PrivacyPlan(
             dataset_size=self.dataset_size,
@@ -63,7 +124,7 @@ class PriceArguments:
             epsilon=self.epsilon,
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
-            sampler=SAMPLERS[self.sampling],
+            sampler=samplers[self.sampling],
         )
 
     def _number_of_steps(self) -> int:
@@ -100,18 +161,7 @@ class SuggestArguments:
     """PNG file for a figure of the options."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AuditArguments:
-    """Options of `dpoptax audit`."""
-
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    trials: int = 20_000
-    """Number of training runs with the attacked example, and of runs without it."""
-    confidence: float = 0.999
-    """Confidence of each bound."""
-
-
-def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
+def configs_by_name(paths: Sequence[Path]) -> dict[str, Config]:
     """Reads the configs of all paths by name, with the path if several share a name."""
     if not paths:
         raise ConfigError(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training.config import Config
 from dpoptax.training.search.compare import Comparison
 from dpoptax.training.search.price import Sweep
 
@@ -14,9 +14,9 @@ from dpoptax.training.search.price import Sweep
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Configs:
     configs: tyro.conf.Positional[tuple[Path, ...]]
-    """Python files with get_config(), or installed names such as `digits`."""
+    """Python files, FILE:NAME, or installed names such as `digits`."""
     data_dir: Path | None = None
-    """Directory with the files of the data set for every config. None: the configs' own."""
+    """The argument `data_dir` of every config. None: the configs' own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,8 @@ class SweepArguments(_Configs):
     """Only print the privacy cost of the result."""
 
 
-def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, TrainConfig]:
+def with_data(configs: dict[str, Config], given: _Configs) -> dict[str, Config]:
     """Returns the configs with the data directory of the options, if given."""
     if given.data_dir is None:
         return configs
-    return {
-        name: dataclasses.replace(config, data_dir=given.data_dir)
-        for name, config in configs.items()
-    }
+    return {name: config.replace(data_dir=given.data_dir) for name, config in configs.items()}

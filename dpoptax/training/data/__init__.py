@@ -1,8 +1,8 @@
-"""Registers, reads and streams data sets."""
+"""Reads and streams data sets."""
 
-from dpoptax.training.data.dataset import Dataset, load_dataset, register_dataset
+from dpoptax.training.data.dataset import Dataset, load_digits
 
-__all__ = ["Dataset", "load_dataset", "register_dataset"]
+__all__ = ["Dataset", "load_digits"]
 
 
 def __dir__() -> list[str]:

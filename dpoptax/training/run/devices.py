@@ -8,7 +8,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpoptax.runs import shared_bytes
 from dpoptax.training import hosts
 
 
@@ -49,20 +48,13 @@ class Devices:
         return NamedSharding(self.mesh, P())
 
 
-def start(parallel: str) -> Devices:
-    """Returns the devices for a config's `parallel`.
+def start(parallel: str) -> Mesh | None:
+    """Returns a mesh of all devices for `--parallel devices` or `hosts`, or None for "none".
 
     With "hosts", this process first joins the others.
     """
     if parallel == "none":
-        return Devices()
+        return None
     if parallel == "hosts" and not jax.distributed.is_initialized():
         hosts.join()
-    devices = jax.devices()
-    return Devices(jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,)))
-
-
-def fresh_seed(bits: int) -> int:
-    """Draws a seed with this number of random bits, equal on all hosts."""
-    drawn = int.from_bytes(shared_bytes(-(-bits // 32) * 4), "little")
-    return drawn >> (-bits % 32)
+    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))

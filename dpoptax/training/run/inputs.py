@@ -13,13 +13,17 @@ from jax.sharding import AxisType, Mesh
 
 import dpoptax
 from dpoptax.training.data import streaming
+from dpoptax.training.loss_arguments import takes_key
 from dpoptax.training.run.devices import Devices
+from dpoptax.training.task import PlainPlan
 from dpoptax.users import UserTable
 
 
-def check_types(plan: "dpoptax.PrivacyPlan", optimizer: optax.GradientTransformation) -> None:
+def check_types(
+    plan: "dpoptax.PrivacyPlan | PlainPlan", optimizer: optax.GradientTransformation
+) -> None:
     """Raises if the plan or the optimizer has another type."""
-    if not isinstance(plan, dpoptax.PrivacyPlan):
+    if not isinstance(plan, dpoptax.PrivacyPlan | PlainPlan):
         raise TypeError(f"`plan` must be a `dpoptax.PrivacyPlan`, got {plan!r}.")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
@@ -36,6 +40,19 @@ def check_unused(**arguments: Any) -> None:
                 f"`{name}` must not be given with `grad_fn`, got {value!r}. Pass it to "
                 "`dpoptax.clipped_grad`, which makes `grad_fn`."
             )
+
+
+def check_plain(noiseless: bool, loss_fn: Any, grad_fn: Any, budget: float | None) -> None:
+    """Raises if an argument needs the noise or the price that a `PlainPlan` lacks."""
+    inputs = {"budget": budget, "grad_fn": grad_fn if noiseless else None}
+    for name, value in inputs.items():
+        if value is not None:
+            raise ValueError(f"`{name}` must be None under a `PlainPlan`, got {value!r}.")
+    if noiseless and takes_key(loss_fn):
+        raise ValueError(
+            "`loss_fn` must not take a key for training without privacy. Remove the key, or use a "
+            "`PrivacyPlan`."
+        )
 
 
 def check_microbatch_size(size: int | str | None) -> None:
@@ -125,7 +142,10 @@ def copied(tree: Any) -> Any:
 
 
 def checked_data(
-    data: streaming.Source, plan: "dpoptax.PrivacyPlan", users: UserTable | None, place: Devices
+    data: streaming.Source,
+    plan: "dpoptax.PrivacyPlan | PlainPlan",
+    users: UserTable | None,
+    place: Devices,
 ) -> streaming.Source:
     """Checks the data and moves them to the host if several devices share a batch.
 

@@ -30,7 +30,7 @@ CompiledStep: TypeAlias = Callable[..., tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStep:
-    """The training step of a run. Steps with equal keys share one compiled program.
+    """The training step of a run.
 
     Attributes:
         loss_fn: `loss_fn(params, example)`, the scalar loss of one example. It may take a key as a
@@ -45,19 +45,17 @@ class TrainingStep:
         grad_fn: `grad_fn(points, batch, mask)` returns the `ClippedSum`. It may take keys and
             `frozen`, as for `fit`. If it is given, it replaces the loss and its options, and a
             `clip` is only compared with that of the sum.
-        key: Everything that the program depends on. None: it is not shared.
     """
 
-    loss_fn: Callable[..., Any] | None = dataclasses.field(compare=False)
-    clip: dpoptax.Clip | float | None = dataclasses.field(compare=False)
-    optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
-    batch_size: int = dataclasses.field(compare=False)
-    per_user: bool = dataclasses.field(default=False, compare=False)
-    has_aux: bool = dataclasses.field(default=False, compare=False)
-    microbatch_size: int | None = dataclasses.field(default=None, compare=False)
-    param_specs: Any = dataclasses.field(default=None, compare=False)
-    grad_fn: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
-    key: Hashable = None
+    loss_fn: Callable[..., Any] | None
+    clip: dpoptax.Clip | float | None
+    optimizer: optax.GradientTransformation
+    batch_size: int
+    per_user: bool = False
+    has_aux: bool = False
+    microbatch_size: int | None = None
+    param_specs: Any = None
+    grad_fn: Callable[..., Any] | None = None
 
     def __call__(
         self,
@@ -216,19 +214,8 @@ def program_digest(step: TrainingStep, args: Any) -> str:
         step: The step.
         args: From `on_one_device`.
     """
-    leaves, structure = jax.tree.flatten(args)
-    digest = _digest if step.key is None else _shared_digest
-    return digest(dataclasses.replace(step, param_specs=None), tuple(leaves), structure)
-
-
-def _digest(step: TrainingStep, leaves: Any, structure: Any) -> str:
-    def taken(state: Any, *rest: Any) -> Any:
-        return step(*state, *rest)
-
-    return digest_of(traced(taken, *jax.tree.unflatten(structure, leaves)))
-
-
-_shared_digest = functools.lru_cache(maxsize=64)(_digest)
+    step = dataclasses.replace(step, param_specs=None)
+    return digest_of(traced(lambda state, *rest: step(*state, *rest), *args))
 
 
 def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> str:
@@ -263,12 +250,6 @@ def compiled_step(
     config: Any = jax.config
     if config.jax_disable_jit:  # it does not support lowered programs
         return step
-    # Equal keys make equal programs, which need not be traced again.
-    if training_step.key is not None:
-        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
-        shapes = jax.tree.unflatten(structure, leaves)
-        lower = lambda: _trace(step, shapes, mesh).lower()  # noqa: E731
-        return _compile(_Program((training_step, tuple(leaves), structure, mesh), lower))
     identity, lowered = _lowered(step, args, mesh)
     if identity is None:
         return lowered.compile()

@@ -8,14 +8,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from dpoptax.runs import RunIdentity
+from dpoptax.runs import RunIdentity, data_of
 from dpoptax.training.bars import Bar
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.fingerprints import identity_of
+from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DPSGD
 from dpoptax.training.run import records
-from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.results import (
     ComparisonResult,
@@ -23,7 +20,10 @@ from dpoptax.training.search.results import (
     MethodResult,
     method_result,
 )
-from dpoptax.training.search.trials import Runner, Trial, dataset_of
+from dpoptax.training.search.trials import Runner, Trial, task_of, with_flags
+from dpoptax.training.task import Task
+
+Configs = dict[str, Config]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +52,7 @@ class Comparison:
     steps: int | None = None
     """Number of steps of every config; None: the configs' own."""
     set: tuple[str, ...] = ()
-    """FIELD=VALUE for any other field of every config, such as optimizer=adam. method.FIELD=VALUE
-    sets a field of the methods."""
+    """NAME=VALUE for any other argument of every config, such as batch_size=512."""
     trial_seeds: int | None = None
     """Number of seeds to try each learning rate on. None: all."""
     processes: int = 1
@@ -69,24 +68,18 @@ class Comparison:
             raise ConfigError(f"`factors` must be positive and finite, got {self.factors}.")
 
 
-def compare(
-    configs: dict[str, TrainConfig], comparison: Comparison, *, progress: bool = True
-) -> ComparisonResult:
+def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) -> ComparisonResult:
     """Compares named configs, writes the files and returns the results.
 
     Raises:
         ConfigError: The configs are not comparable.
     """
-    configs, epsilon, delta = _on_one_footing(configs, comparison)
-    for config in reversed(configs.values()):  # computes features before any run
-        dataset = dataset_of(config, held_out=False, progress=progress)
+    configs = _with_values(configs, comparison)
+    tasks = [task_of(with_flags(c, seed=0, held_out=False)) for c in configs.values()]
+    epsilon, delta = _common_budget(dict(zip(configs, tasks, strict=True)))
     data = comparison.workdir / "data.json"
-    known = _known_data(configs, data)
-    size = dataset.units(config.unit)
-    configs = _with_noise(configs, epsilon, size)
-    names = _names(configs)
-    for config in configs.values():  # raises all errors before the first long run
-        make_run_plan(config, size)
+    known = _known_data(tasks[0], data)
+    names = _names(configs, tasks)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
     records.write_json(data, known, secret=True)
 
@@ -100,7 +93,7 @@ def compare(
         grids = _grids(list(configs.values()), factors, tried_on, runner, bar)
         rates = [max(grid, key=_validation_accuracy).learning_rate for grid in grids]
         trials = [
-            Trial(dataclasses.replace(config, learning_rate=rate, seed=seed))
+            Trial(with_flags(config, learning_rate=rate, seed=seed, held_out=False))
             for config, rate in zip(configs.values(), rates, strict=True)
             for seed in seeds
         ]
@@ -111,7 +104,7 @@ def compare(
     ]
     notes = _notes(methods)
     results = ComparisonResult(
-        dataset.name, epsilon, delta, list(seeds), notes, methods, versions, code
+        tasks[0].dataset, epsilon, delta, list(seeds), notes, methods, versions, code
     )
     # Imported late, because matplotlib is slow to import.
     from dpoptax.training.search import comparison_figure
@@ -122,31 +115,32 @@ def compare(
     return results
 
 
-def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
-    """Returns the content of data.json, the identities of all data sets by name.
+def _known_data(task: Task, path: Path) -> dict[str, Any]:
+    """Returns the content of data.json, the identity of the data.
 
     Raises:
-        OtherRunError: Earlier runs used other examples under the same name. Accuracies on other
-            data do not compare, and runs with one seed would add the same noise to gradients of two
-            data sets.
+        OtherRunError: Earlier runs used other examples. Accuracies on other data do not compare,
+            and runs with one seed would add the same noise to gradients of two data sets.
     """
     known: dict[str, Any] = {}
     if path.is_file():
         known = json.loads(path.read_text(encoding="utf-8"))
-    for config in configs.values():
-        name = f"{config.unit}s of {dataclasses.replace(config.data(), data_dir=None)}"
-        now = RunIdentity(identity_of(dataset_of(config, held_out=False), test=True))
-        now.check_continues(known.setdefault(name, now.record()), f"earlier runs in {path.parent}")
+    now = RunIdentity(data_of(task.data, whole=False))
+    now.check_continues(
+        known.setdefault(task.dataset, now.record()), f"earlier runs in {path.parent}"
+    )
     return known
 
 
 def _grids(
-    configs: list[TrainConfig], factors: list[float], seeds: range, runner: Runner, bar: Bar
+    configs: list[Config], factors: list[float], seeds: range, runner: Runner, bar: Bar
 ) -> list[list[GridPoint]]:
     """Returns the learning rates of each config with their accuracies on the held-out fifth."""
-    rates = [[factor * config.learning_rate for factor in factors] for config in configs]
+    rates = [
+        [factor * config.flags["learning_rate"].default for factor in factors] for config in configs
+    ]
     trials = [
-        Trial(dataclasses.replace(config, learning_rate=rate, seed=seed), held_out=True)
+        Trial(with_flags(config, learning_rate=rate, seed=seed, held_out=True))
         for config, own in zip(configs, rates, strict=True)
         for rate in own
         for seed in seeds
@@ -159,72 +153,55 @@ def _validation_accuracy(point: GridPoint) -> float:
     return statistics.fmean(point.validation_accuracies or [0.0])
 
 
-def _on_one_footing(
-    configs: dict[str, TrainConfig], comparison: Comparison
-) -> tuple[dict[str, TrainConfig], float | None, float | None]:
-    """Returns the configs at a common ε and δ, or raises a ConfigError."""
-    configs = _with_values(configs, comparison)
-    private = {
-        name: config
-        for name, config in configs.items()
-        if config.method.private and config.method.unproven() is None
-    }
-    epsilon = comparison.epsilon
-    if epsilon is None and private:
-        epsilon = _common("epsilon", private, "--epsilon")
-    delta = _common("delta", private, "--set delta=VALUE") if private else None
-    if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
-        _common("dataset", configs, "--set dataset=NAME, or configs of one data set")
-        raise ConfigError("`data_dir` must be the same for all configs. Pass --data-dir.")
-    _common("unit", configs, "--set records_per_user=VALUE")
-    calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
-    configs = configs | {
-        name: dataclasses.replace(config, **calibrated) for name, config in private.items()
-    }
-    return configs, epsilon, delta
-
-
-def _with_noise(
-    configs: dict[str, TrainConfig], epsilon: float | None, dataset_size: int
-) -> dict[str, TrainConfig]:
-    """Sets the noise of methods without a proof to that of DP-SGD at this ε."""
-
-    def noisy(config: TrainConfig) -> TrainConfig:
-        if config.method.unproven() is None or config.noise_multiplier is not None:
-            return config
-        counterpart = dataclasses.replace(config, method=DPSGD(), epsilon=epsilon)
-        multiplier = make_run_plan(counterpart, dataset_size).noise_multiplier
-        return dataclasses.replace(config, epsilon=None, noise_multiplier=multiplier)
-
-    return {name: noisy(config) for name, config in configs.items()}
-
-
-def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dict[str, TrainConfig]:
-    """Returns the configs with all options of the comparison except ε."""
-    options = {"seed": "--seeds", "noise_multiplier": "--epsilon"}  # chosen by the comparison
+def _with_values(configs: Configs, comparison: Comparison) -> Configs:
+    """Returns the configs with all options of the comparison."""
+    options = {"seed": "--seeds", "epsilon": "--epsilon"}  # chosen by the comparison
     for text in comparison.set:
-        field = text.partition("=")[0].replace("-", "_")
-        if field in options:
+        name = text.partition("=")[0].replace("-", "_")
+        if name in options:
             raise ConfigError(
-                f"`set` must not contain {field}, got {text!r}. Pass {options[field]} instead."
+                f"`set` must not contain {name}, got {text!r}. Pass {options[name]} instead."
             )
     given = [] if comparison.steps is None else [f"steps={comparison.steps}"]
-    return settings.with_values(configs, [*comparison.set, *given])
+    configs = settings.with_values(configs, [*comparison.set, *given])
+    for config in configs.values():
+        with_flags(config, learning_rate=1.0, seed=0, held_out=False)
+    if comparison.epsilon is None:
+        return configs
+    return {
+        name: config.replace(epsilon=comparison.epsilon) if "epsilon" in config.flags else config
+        for name, config in configs.items()
+    }
 
 
-def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
-    values = {name: getattr(config, field) for name, config in configs.items()}
-    if len(set(values.values())) > 1 or None in values.values():
+def _common_budget(tasks: dict[str, Task]) -> tuple[float | None, float | None]:
+    """Returns the common ε and δ of the private configs, None without any.
+
+    Raises:
+        ConfigError: The configs differ in ε, δ, the data or the unit of privacy.
+    """
+    planned = {name: task.guarantee() for name, task in tasks.items()}
+    private = {name: found for name, found in planned.items() if found is not None}
+    _common("The data", {n: (t.dataset, t.plan.sampler.dataset_size) for n, t in tasks.items()})
+    _common("The unit of privacy", {n: t.plan.sampler.unit for n, t in tasks.items()})
+    if not private:
+        return None, None
+    # Calibration stays below the target by at most a thousandth.
+    epsilons = {name: float(f"{g.stated_epsilon:.3g}") for name, g in private.items()}
+    epsilon = _common("`epsilon`", epsilons, " Pass --epsilon.")
+    return epsilon, _common("`delta`", {name: g.stated_delta for name, g in private.items()})
+
+
+def _common(what: str, values: dict[str, Any], remedy: str = "") -> Any:
+    if len(set(values.values())) > 1:
         listed = ", ".join(f"{name}: {value}" for name, value in values.items())
-        raise ConfigError(
-            f"`{field}` must be the same for all configs, got {listed}. Pass {remedy}."
-        )
+        raise ConfigError(f"{what} must be the same for all configs, got {listed}.{remedy}")
     return next(iter(values.values()))
 
 
-def _names(configs: dict[str, TrainConfig]) -> list[str]:
+def _names(configs: Configs, tasks: list[Task]) -> list[str]:
     """Returns the names of the methods, with config names if several share one."""
-    names = [config.method.name for config in configs.values()]
+    names = [task.name for task in tasks]
     shared = os.path.commonprefix(list(configs)).rpartition("/")[0]
     labels = [label.removeprefix(f"{shared}/") if shared else label for label in configs]
     return [

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
-from dpoptax.training.run.run_plan import RunPlan
-from dpoptax.training.search import settings
+from dpoptax.training.task import PlainPlan, Task
 
 # Functions import the accounting, so that help stays fast.
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ class Sweep:
     trials.md lists which of them may be published. The same command resumes a sweep. sweep.json
     holds its seed."""
     grid: tuple[str, ...] = ()
-    """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD sets the method's."""
+    """NAME=VALUE,VALUE,... for each argument of the configs: all combinations."""
     random: tuple[str, ...] = ()
-    """FIELD=log:LOW:HIGH, FIELD=uniform:LOW:HIGH, FIELD=int:LOW:HIGH, or FIELD=VALUE,VALUE,..."""
+    """NAME=log:LOW:HIGH, NAME=uniform:LOW:HIGH, NAME=int:LOW:HIGH, or NAME=VALUE,VALUE,..."""
     trials: int | None = None
     """Mean number of trials. With --repetitions fixed, their number; with --grid, then all
     combinations by default."""
@@ -79,16 +78,11 @@ class Price:
     delta: float | None = None
     score_stddev: float = 0.0
     held_out_size: int = 0
-    noise: tuple[tuple[float, str, int, int], ...] = ()
+    noise: tuple[tuple[str, str, int, int], ...] = ()
     reason: str | None = None
 
 
-def price(
-    candidates: list[settings.Candidate],
-    plans: list[RunPlan],
-    sweep: Sweep,
-    chosen: list[int],
-) -> "tuple[Price, Guarantee | None]":
+def price(tasks: list[Task], sweep: Sweep, chosen: list[int]) -> "tuple[Price, Guarantee | None]":
     """Computes the privacy cost of the result of a sweep, and returns its guarantee.
 
     A record is either trained on or held out. The noisy gradients of each trial protect training
@@ -98,19 +92,19 @@ def price(
     from dp_accounting import GaussianDpEvent
 
     guarantees = []
-    for candidate, plan in zip(candidates, plans, strict=True):
-        guarantee = plan.guarantee(plan.permitted_steps)
+    for task in tasks:
+        guarantee = task.guarantee()
         if guarantee is None:
-            why = plan.unproven or f"{candidate.name} trains without privacy"
-            return Price(reason=why), None
+            reason = task.plan.reason if isinstance(task.plan, PlainPlan) else "there is no noise"
+            return Price(reason=f"{task.name}: {reason}"), None
         guarantees.append(guarantee)
     first = guarantees[0]
     delta = first.stated_delta
     relations = sorted({guarantee.neighboring_relation for guarantee in guarantees})
     if len(relations) > 1:
         raise ConfigError(
-            f"`sampling` must have one neighboring relation for all trials, got {relations}. Use "
-            "one kind of sampling."
+            f"`sampler` must have one neighboring relation for all trials, got {relations}. Use "
+            "one kind of sampler."
         )
     # Each trial has its own seed, so the events have no fingerprint of the seed of a candidate.
     events = [guarantee.event.dp_event for guarantee in guarantees]
@@ -151,8 +145,9 @@ def price(
         stddev *= 1.02
         scores = [GaussianDpEvent(stddev)] * len(events)
     noise = tuple(
-        (p.noise_multiplier, repr(p.strategy), p.permitted_steps, p.sampler.dataset_size)
-        for p in plans
+        (repr(p.noise_multiplier), repr(p.strategy), task.steps, p.sampler.dataset_size)
+        for task in tasks
+        if not isinstance(p := task.plan, PlainPlan)
     )
     return Price(epsilon, max(singles), delta, stddev, noise=noise), whole
 

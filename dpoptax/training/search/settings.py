@@ -1,121 +1,93 @@
-"""Parses settings of config fields from the command line and builds candidates."""
+"""Parses settings of configs from the command line and draws candidates."""
 
 import ast
 import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.roles import Role, fields_with
+from dpoptax.training.config import Config
+from dpoptax.training.errors import ConfigError
+
+Configs = dict[str, Config]
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A config with changed fields.
+    """A config with changed arguments.
 
     Attributes:
         name: Name of the original config.
-        changes: Changed fields and their values.
+        changes: Changed arguments and their values.
         config: The changed config.
     """
 
     name: str
     changes: dict[str, Any]
-    config: TrainConfig
+    config: Config
 
 
-def grid_candidates(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
-    """Returns all combinations of FIELD=VALUE,VALUE,... for every config.
-
-    Raises:
-        ConfigError: A field is unknown, or a value is not allowed.
-    """
-    return _products(configs, [(field, text.split(",")) for field, text in _parsed(given)])
-
-
-def with_values(configs: dict[str, TrainConfig], given: Sequence[str]) -> dict[str, TrainConfig]:
-    """Returns the configs with the values of FIELD=VALUE, which may contain commas.
+def grid_candidates(configs: Configs, given: Sequence[str]) -> list[Candidate]:
+    """Returns all combinations of NAME=VALUE,VALUE,... for every config.
 
     Raises:
-        ConfigError: A field is unknown, or a value is not allowed.
+        ConfigError: An argument is unknown.
     """
-    values = dict(_parsed(given, "FIELD=VALUE"))
+    axes = [(name, text.split(",")) for name, text in _parsed(given)]
+    return [
+        _candidate(label, config, dict(zip([name for name, _ in axes], values, strict=True)))
+        for label, config in configs.items()
+        for values in itertools.product(*(values for _, values in axes))
+    ]
+
+
+def with_values(configs: Configs, given: Sequence[str]) -> Configs:
+    """Returns the configs with the values of NAME=VALUE, which may contain commas.
+
+    Raises:
+        ConfigError: An argument is unknown.
+    """
+    values = dict(_parsed(given, "NAME=VALUE"))
     return {name: _candidate(name, config, values).config for name, config in configs.items()}
 
 
 def random_candidates(
-    configs: dict[str, TrainConfig], given: Sequence[str], count: int, rng: np.random.Generator
+    configs: Configs, given: Sequence[str], count: int, rng: np.random.Generator
 ) -> list[Candidate]:
-    """Draws `count` candidates: a config and a value for each field.
+    """Draws `count` candidates: a config and a value for each argument.
 
     Raises:
-        ConfigError: A field is unknown, or a value is not allowed.
+        ConfigError: An argument is unknown, or its range is invalid.
     """
     axes, names = _parsed(given), list(configs)
     drawn = []
     for _ in range(count):
         name = names[int(rng.integers(len(names)))]
-        values = {field: _draw(field, text, rng) for field, text in axes}
+        values = {argument: _draw(argument, text, rng) for argument, text in axes}
         drawn.append(_candidate(name, configs[name], values))
     return drawn
 
 
-def representatives(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
-    """Returns a candidate of each config, whose cost is that of all `random_candidates`.
-
-    Raises:
-        ConfigError: A drawn field affects the privacy cost.
-    """
-    for field, _ in _parsed(given):
-        if not all(_is_unpriced(field, config) for config in configs.values()):
-            raise ConfigError(
-                f"`{field}` must not be drawn for random repetitions, because it changes the "
-                "privacy cost of a trial. Pass its values with --grid, or use fixed repetitions."
-            )
-    rng = np.random.default_rng(0)
-    values = {field: _draw(field, text, rng) for field, text in _parsed(given)}
-    return [_candidate(name, config, values) for name, config in configs.items()]
-
-
-def _is_unpriced(field: str, config: TrainConfig) -> bool:
-    """Returns whether a field has no effect on the privacy cost."""
-    inner = field.removeprefix("method.")
-    return inner in fields_with(config if inner == field else config.method, Role.UNPRICED)
-
-
-def _products(
-    configs: dict[str, TrainConfig], axes: list[tuple[str, list[Any]]]
-) -> list[Candidate]:
-    return [
-        _candidate(name, config, dict(zip([field for field, _ in axes], values, strict=True)))
-        for name, config in configs.items()
-        for values in itertools.product(*(values for _, values in axes))
-    ]
-
-
-def _parsed(given: Sequence[str], form: str = "FIELD=VALUE,VALUE,...") -> list[tuple[str, str]]:
+def _parsed(given: Sequence[str], form: str = "NAME=VALUE,VALUE,...") -> list[tuple[str, str]]:
     pairs = []
     for text in given:
-        field, separator, values = text.partition("=")
-        if not (field and separator and values):
+        name, separator, values = text.partition("=")
+        if not (name and separator and values):
             raise ConfigError(f"A setting must have the form {form}, got {text!r}.")
-        pairs.append((field.replace("-", "_"), values))
-    names = [field for field, _ in pairs]
+        pairs.append((name.replace("-", "_"), values))
+    names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         raise ConfigError(
-            f"Settings must name each field once, got {', '.join(names)}. Pass all values of a "
-            "field together."
+            f"Settings must name each argument once, got {', '.join(names)}. Pass all values of an "
+            "argument together."
         )
     return pairs
 
 
-def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
+def _draw(name: str, text: str, rng: np.random.Generator) -> Any:
     """Draws a value from log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or a list."""
     kind, *ends = text.split(":")
     if not ends:
@@ -127,14 +99,12 @@ def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
         low, high = math.nan, math.nan
     if kind not in ("log", "uniform", "int") or not (-math.inf < low < high < math.inf):
         raise ConfigError(
-            f"`{field}` must be a range log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH with LOW "
+            f"`{name}` must be a range log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH with LOW "
             f"below HIGH, got {text}."
         )
     if kind == "log":
         if low <= 0:
-            raise ConfigError(
-                f"`{field}` must be a logarithmic range with LOW above 0, got {text}."
-            )
+            raise ConfigError(f"`{name}` must be a logarithmic range with LOW above 0, got {text}.")
         return _rounded(math.exp(rng.uniform(math.log(low), math.log(high))), low, high)
     if kind == "int":
         return int(rng.integers(int(low), int(high) + 1))
@@ -148,26 +118,13 @@ def _rounded(value: float, low: float, high: float) -> float:
     return min(max(round(value, decimals), low), high)
 
 
-def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candidate:
-    own: dict[str, Any] = {}
-    of_method: dict[str, Any] = {}
-    shown = {}
-    known = {f.name for f in dataclasses.fields(config)} - {"method", "seed"}
-    paths = {f.name for f in dataclasses.fields(config) if Path in get_args(f.type)}
-    known |= {f"method.{f.name}" for f in dataclasses.fields(config.method)}
-    for field, value in changes.items():
-        inner = field.removeprefix("method.")
-        target, holder = (config.method, of_method) if inner != field else (config, own)
-        if field not in known:
-            raise unknown_name(f"{name}: A setting", field, known)
-        shown[field] = holder[inner] = _value(value, getattr(target, inner))
-        if field in paths and isinstance(holder[field], str):
-            holder[field] = Path(holder[field])
-    try:
-        method = dataclasses.replace(config.method, **of_method)
-        return Candidate(name, shown, dataclasses.replace(config, method=method, **own))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} with {shown}: {error}") from error
+def _candidate(name: str, config: Config, changes: dict[str, Any]) -> Candidate:
+    config.replace(**changes)  # raises for unknown names
+    if "seed" in changes:
+        raise ConfigError(f"{name}: A setting must not be the seed, which each run has for itself.")
+    flags = config.flags
+    shown = {each: _value(value, flags[each].default) for each, value in changes.items()}
+    return Candidate(name, shown, config.replace(**shown))
 
 
 def _value(value: Any, present: Any) -> Any:

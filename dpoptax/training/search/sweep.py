@@ -6,37 +6,30 @@ import json
 import secrets
 from typing import TYPE_CHECKING, Any, cast
 
-import jax
 import numpy as np
 from flax import serialization
 
 import dpoptax
-from dpoptax.runs import Hidden, RunIdentity
+from dpoptax.runs import Hidden, RunIdentity, data_of
 from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Split
-from dpoptax.training.data.fingerprints import identity_of
+from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
-from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.privacy import make_run_plan
-from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, describe_choice, likely_number, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
-from dpoptax.training.search.trials import Runner, Trial, dataset_of, sum_identity
+from dpoptax.training.search.trials import Runner, Trial, sum_identity, task_of, with_flags
+from dpoptax.training.task import PlainPlan, Task
 
 if TYPE_CHECKING:
     from dpoptax.accounting import Guarantee
 
 
-def run_sweep(
-    configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True
-) -> SweepResult:
+def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True) -> SweepResult:
     """Runs a sweep over named configs and writes its files.
 
     Raises:
@@ -51,8 +44,8 @@ def run_sweep(
         candidates, chosen, cost, guarantee = prepare(
             configs, sweep, begun["seed"], progress=progress
         )
-        first = _priced(configs, sweep, candidates)[0].config
-        examples = identity_of(dataset_of(first, held_out=False))  # also those that are held out
+        # With the examples that are held out.
+        examples = data_of(with_flags(_first(configs), held_out=False).task().data, whole=False)
         priced = {"The noise of each trial": Hidden(records.to_json(cost))}
         identity = RunIdentity({**_sums(configs), **examples, **priced})
         identity.check_continues(
@@ -65,16 +58,20 @@ def run_sweep(
         return _run(begun, sweep, candidates, chosen, cost, guarantee, progress=progress)
 
 
-def _sums(configs: dict[str, TrainConfig]) -> dict[str, Any]:
+def _sums(configs: dict[str, Config]) -> dict[str, Any]:
     """Returns the data and the programs of the configs, which no second start may change."""
     return {
         (f"{name} of {label}" if len(configs) > 1 else name): value
         for label, config in configs.items()
-        for name, value in sum_identity(config, held_out=True).values.items()
+        for name, value in sum_identity(with_flags(config, held_out=True)).values.items()
     }
 
 
-def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
+def _first(configs: dict[str, Config]) -> Config:
+    return next(iter(configs.values()))
+
+
+def dry_run(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True) -> list[str]:
     """Returns the privacy statements of a sweep without training or writing anything.
 
     Raises:
@@ -104,16 +101,14 @@ def _run(
     progress: bool,
 ) -> SweepResult:
     """Trains the missing trials and writes the files."""
-    seed, settled = begun["seed"], [candidates[which] for which in chosen]
+    settled = [candidates[which] for which in chosen]
     trials = [
         Trial(
-            dataclasses.replace(
-                one.config,
-                seed=_trial_seed(seed, index, one.config),
-                eval_every=one.config.steps,  # only the last score is used
-            ),
-            held_out=True,
+            with_flags(one.config, seed=index, held_out=True),
+            use=f"trial {index}",
+            secret=begun["seed"],
             keep_params=True,
+            only_last=True,
         )
         for index, one in enumerate(settled)
     ]
@@ -125,7 +120,7 @@ def _run(
     shown = progress and not secret
     with Bar(total=len(trials), unit="trial", desc="sweep", disable=not shown) as bar:
         found = runner.run(trials, bar)
-    scores = _scores(found, cost, seed)
+    scores = _scores(found, cost, begun["seed"])
     rows = [
         TrialResult({"config": one.name, **one.changes}, score, runner.path(trial).name)
         for one, trial, score in zip(settled, trials, scores, strict=True)
@@ -153,7 +148,7 @@ def _run(
 
 
 def prepare(
-    configs: dict[str, TrainConfig], sweep: Sweep, seed: int, *, progress: bool = False
+    configs: dict[str, Config], sweep: Sweep, seed: int, *, progress: bool = False
 ) -> "tuple[list[settings.Candidate], list[int], Price, Guarantee | None]":
     """Returns the settings, the index of each trial's setting, the price, and the guarantee.
 
@@ -164,58 +159,58 @@ def prepare(
     """
     candidates, chosen = _drawn(configs, sweep, seed)
     priced = _priced(configs, sweep, candidates)
-    _check_one_data_set(priced)
-    if any(candidate.config.unit == "user" for candidate in (*candidates, *priced)):
+    if progress:
+        say("computing the cost of the sweep ...")
+    with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
+        tasks = [task_of(with_flags(config, held_out=True, seed=0)) for config in bar]
+    _check_tasks(tasks, sweep)
+    if sweep.random and sweep.repetitions != "fixed":
+        _check_each_priced(candidates, tasks)
+    cost, guarantee = price(tasks, sweep, chosen)
+    evaluate = cast(Evaluation, tasks[0].evaluate)
+    return candidates, chosen, dataclasses.replace(cost, held_out_size=evaluate.size), guarantee
+
+
+def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
+    """Raises a ConfigError unless a sweep over these tasks has a price."""
+    plans = [task.plan for task in tasks if not isinstance(task.plan, PlainPlan)]
+    if len({(task.dataset, task.plan.sampler.dataset_size) for task in tasks}) > 1:
+        raise ConfigError("The data must be the same for all trials. Use configs of one data set.")
+    if len(deltas := {plan.delta for plan in plans}) > 1:
+        raise ConfigError(f"`delta` must be the same for all trials, got {sorted(deltas)}.")
+    if any(task.users is not None for task in tasks):
         raise ConfigError(
-            "`records_per_user` must be None in a sweep. A user may own both training and held-out "
-            "examples, which the price of a sweep does not cover. Omit it, or choose the settings "
-            "on public data."
+            "`users` must be None in a sweep. A user may own both training and held-out examples, "
+            "which the price of a sweep does not cover. Omit it, or choose the settings on public "
+            "data."
         )
-    if any(candidate.config.generator == "chacha20" for candidate in (*candidates, *priced)):
+    if any(plan.also for plan in plans):
         raise ConfigError(
-            "`generator` must be 'threefry' in a sweep, got 'chacha20'. A sweep draws settings, "
-            "score noise and seeds of trials by other generators, from 63 bits. Use "
-            "generator='threefry', or choose the settings on public data and train only the best."
+            "`also` must be empty in a sweep, because its events would count once for each trial. "
+            "Choose the settings on public data, or compose the guarantee of the sweep."
         )
-    if sweep.repetitions == "fixed" and any(c.config.accountant == "monte_carlo" for c in priced):
+    if sweep.repetitions == "fixed" and any(plan.accountant == "monte_carlo" for plan in plans):
         raise ConfigError(
             "`accountant` must not be 'monte_carlo' in a sweep with repetitions='fixed', because "
             "it prices a single run. Use accountant='pld', or use random repetitions, which price "
             "each trial by Rényi divergences."
         )
-    dataset = dataset_of(priced[0].config, held_out=True)
-    if progress:
-        say("computing the cost of the sweep ...")
-    with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
-        plans = [make_run_plan(candidate.config, dataset.train_size) for candidate in bar]
-    if priced is not candidates:
-        _check_each_priced(candidates, plans, dataset.train_size)
-    cost, guarantee = price(priced, plans, sweep, chosen)
-    if dataset.num_classes == 0:
-        raise ConfigError(
-            f"dataset={dataset.name!r} must have one label for each example in a sweep, got a "
-            "label for each token. The sensitivity of the held-out accuracy is not known for "
-            "tokens."
-        )
-    size = streaming.source_size(dataset.test)
-    if dataset.num_classes is not None:
-        labels = cast(Split, dataset.test)["labels"][np.arange(size)]
-        if labels.min(initial=0) < 0:
+    for task in tasks:
+        if not cast(Evaluation, task.evaluate).kinds(task.params)["accuracy"]:
             raise ConfigError(
-                f"dataset={dataset.name!r} must not have negative labels in a sweep. Such labels "
-                "do not count, so one example could change the accuracy by more than "
-                f"1/{size}. Remove these examples."
+                f"The accuracy of {task.name} must be one number for each held-out example in a "
+                "sweep, got one for each token. The sensitivity of the held-out accuracy is not "
+                "known for tokens."
             )
-    return candidates, chosen, dataclasses.replace(cost, held_out_size=size), guarantee
 
 
 def _priced(
-    configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
-) -> list[settings.Candidate]:
-    """Returns the candidates to price, which have the costs of all that can be drawn."""
+    configs: dict[str, Config], sweep: Sweep, candidates: list[settings.Candidate]
+) -> list[Config]:
+    """Returns the configs to price, which have the costs of all that can be drawn."""
     if sweep.random and sweep.repetitions != "fixed":
-        return settings.representatives(configs, sweep.random)
-    return candidates
+        return list(configs.values())
+    return [candidate.config for candidate in candidates]
 
 
 def table(results: SweepResult) -> str:
@@ -234,30 +229,31 @@ def table(results: SweepResult) -> str:
     return "\n".join(lines)
 
 
-def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
+def _begun(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
     """Returns the identity and the seed of the sweep, from its directory if it was started."""
     given = {
         name: value
         for name, value in dataclasses.asdict(sweep).items()
         if name not in ("workdir", "processes")
     }
-    # Ignore the seeds of configs, because each trial has its own.
-    described = {name: {**config.to_dict(), "seed": None} for name, config in configs.items()}
-    identity = records.plain({"sweep": given, "configs": described})
+    described = {name: config.described() for name, config in configs.items()}
+    files = {name: config.digest for name, config in configs.items()}
+    identity = records.plain({"sweep": given, "configs": described, "files": files})
     path = sweep.workdir / "sweep.json"
     if not path.is_file():
         return {**identity, "seed": secrets.randbits(63)}
     begun: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if identity != {name: begun[name] for name in identity}:
         raise ConfigError(
-            f"`workdir` must hold this sweep or none, got {path} of a sweep with other settings. "
+            f"`workdir` must hold this sweep or none, got {path} of a sweep with other settings or "
+            "other config files. "
             "The trials of that sweep are not part of this ε. Use another workdir."
         )
     return begun
 
 
 def _drawn(
-    configs: dict[str, TrainConfig], sweep: Sweep, seed: int
+    configs: dict[str, Config], sweep: Sweep, seed: int
 ) -> tuple[list[settings.Candidate], list[int]]:
     """Draws the candidates, and the index of each trial's candidate."""
     count = sweep.trials or 0
@@ -275,26 +271,24 @@ def _drawn(
     return candidates, [int(which) for which in rng.integers(len(candidates), size=count)]
 
 
-def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
-    for field in ("dataset", "data_dir", "delta"):
-        values = {getattr(candidate.config, field) for candidate in candidates}
-        if len(values) > 1:
-            listed = ", ".join(sorted(map(str, values)))
-            raise ConfigError(f"`{field}` must be the same for all trials, got {listed}.")
-
-
-def _check_each_priced(
-    candidates: list[settings.Candidate], plans: list[RunPlan], dataset_size: int
-) -> None:
+def _check_each_priced(candidates: list[settings.Candidate], tasks: list[Task]) -> None:
     """Raises a `ConfigError` if the cost of a drawn setting was not priced."""
-    costs = [plan.cost for plan in plans]
+    costs = [_cost(task) for task in tasks]
     for candidate in candidates:
-        if make_run_plan(candidate.config, dataset_size).cost not in costs:
+        if _cost(with_flags(candidate.config, held_out=True, seed=0).task()) not in costs:
             raise ConfigError(
-                f"The noise of each trial must be priced, got {candidate.name} with "
-                f"{candidate.changes}. A field of {type(candidate.config.method).__name__} changes "
-                "its strategy or cycle_length but has Role.UNPRICED. Remove this role."
+                f"A drawn setting must not change the privacy cost of a trial, got "
+                f"{candidate.name} with {candidate.changes}. Pass its values with --grid, or use "
+                "fixed repetitions."
             )
+
+
+def _cost(task: Task) -> Any:
+    """Returns a value that is equal for tasks with the same privacy cost."""
+    planned, plan = task.guarantee(), task.plan
+    if planned is None or isinstance(plan, PlainPlan):
+        return repr(plan)
+    return planned.event.dp_event, planned.accountant, planned.stated_delta, plan.strategy
 
 
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
@@ -311,24 +305,20 @@ def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
 
 def _publish(
     row: TrialResult,
-    config: TrainConfig,
+    config: Config,
     found: dict[str, Any],
     params: bytes,
     cost: Price,
     sweep: Sweep,
 ) -> dict[str, Any]:
     """Writes best/: parameters and config of the best trial, and its test accuracy."""
-    dataset = dataset_of(config, held_out=False)
-    model = config.build_model(dataset.num_classes)
-    example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
-    _, frozen = config.initial_variables(model, example, jax.random.key(0))
-    evaluate = Evaluator(config, model, dataset.test, frozen)
+    evaluate = cast(Evaluation, with_flags(config, held_out=False).task().evaluate)
     metrics = evaluate(serialization.msgpack_restore(params))
     directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)
     (directory / "params.msgpack").write_bytes(params)
-    described = config.to_dict()
-    del described["seed"], described["epsilon"]  # `epsilon` would be that of a trial
+    described = config.described()
+    described.pop("epsilon", None)  # it would be that of a trial
     result = {
         "epsilon": cost.epsilon,
         "delta": found["delta"],
@@ -342,13 +332,6 @@ def _publish(
     }
     records.write_json(directory / "summary.json", result)
     return result
-
-
-def _trial_seed(seed: int, index: int, config: TrainConfig) -> int:
-    """Derives the seed of a trial, so that another program or data set has other noise."""
-    released = sum_identity(config, held_out=True).digest()
-    described = records.to_json({**config.to_dict(), "seed": None})
-    return _seed(seed, f"trial {index} of {described} {released}")
 
 
 def _seed(seed: int, use: int | str) -> int:

@@ -1,19 +1,17 @@
 """Trains many runs, sequentially or in parallel, and reuses finished ones.
 
-A run is a function of its config with the seed, its program and its data. A killed run starts
-again. With the same noise on the same batches, it repeats its releases and adds none.
+A run is a function of its config with its key, its program and its data. A killed run starts again.
+With the same noise on the same batches, it repeats its releases and adds none.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import multiprocessing
 import multiprocessing.connection
 import os
-import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED
@@ -23,23 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.runs import RunIdentity, settings
-from dpoptax.training import config_files
+from dpoptax.runs import RunIdentity, key_of_words, settings
 from dpoptax.training.bars import Bar
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset, DatasetSpec
+from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import sum_of, train
-from dpoptax.training.run import devices, records
-from dpoptax.training.run.planning import step_arguments
-from dpoptax.training.run.privacy import plan_on_data
-from dpoptax.training.run.resolved import resolve
+from dpoptax.training.evaluation import Evaluation
+from dpoptax.training.fitting import run_task
+from dpoptax.training.loop import summarize
+from dpoptax.training.run import records, seeds
+from dpoptax.training.run.averaging import averaged
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.program import RunProgram
+from dpoptax.training.task import Task
 
-
-@functools.lru_cache(maxsize=2)
-def _loaded(data: DatasetSpec) -> Dataset:
-    return data.load()
+# Identities in this process, by config file and arguments.
+_IDENTITIES: dict[str, RunIdentity] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +43,18 @@ class Trial:
     """A run of a comparison or sweep.
 
     Attributes:
-        config: Config of the run, with a seed.
-        held_out: Whether a fifth of the training split replaces the test split.
+        config: Config of the run, with a seed and `held_out`.
+        use: Names the use of the trial's key, such as its number in a sweep.
+        secret: Seed of a sweep, from which the key is derived. None: the config's seed.
         keep_params: Whether to write the final parameters next to the record.
+        only_last: Whether to evaluate the final parameters only.
     """
 
-    config: TrainConfig
-    held_out: bool = False
+    config: Config
+    use: str = ""
+    secret: int | None = dataclasses.field(default=None, repr=False)
     keep_params: bool = False
-
-    def __post_init__(self) -> None:
-        if self.config.parallel == "hosts":
-            raise ConfigError(
-                "`parallel` must not be 'hosts' for trials, which one process trains. Use "
-                "'devices', or train each config by `dpoptax train`."
-            )
+    only_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +76,8 @@ class Runner:
 
     def path(self, trial: Trial) -> Path:
         """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
-        released = sum_identity(trial.config, held_out=trial.held_out).digest()
-        identity = [trial.config.to_dict(), trial.keep_params, released, self.made_by]
-        name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
+        parts = [described(trial), trial.keep_params, trial.use, self.made_by]
+        name = hashlib.sha256(records.to_json(parts).encode()).hexdigest()[:16]
         return self.directory / f"{name}.json"
 
     def run(self, trials: Sequence[Trial], bar: Bar) -> list[dict[str, Any]]:
@@ -109,15 +101,14 @@ class Runner:
                 _run(trial, path, progress=not bar.disable)
                 yield
             return
-        pickled = [_pickled((trial, path)) for path, trial in missing.items()]
-        files = dict(config_files.LOADED)
+        jobs = [_job(trial, path) for path, trial in missing.items()]
         pool = concurrent.futures.ProcessPoolExecutor(
             self.processes,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
         )
         try:
-            pending = {pool.submit(_run_in_worker, files, job) for job in pickled}
+            pending = {pool.submit(_run_in_worker, *job) for job in jobs}
             while pending:
                 bar.refresh()
                 done, pending = concurrent.futures.wait(pending, 1, FIRST_COMPLETED)
@@ -133,81 +124,105 @@ class Runner:
             pool.shutdown(cancel_futures=True)
 
 
-def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -> Dataset:
-    """Returns the data set of a config, or its training split with a fifth held out.
+def task_of(config: Config) -> Task:
+    """Returns the task of a config, checked for a comparison by accuracy.
 
-    `progress` shows a bar while features are computed.
+    Raises:
+        ConfigError: The task has no `Evaluation` with the metric "accuracy".
     """
-    dataset = _loaded(config.data(progress=progress))
-    return dataset.for_selection() if held_out else dataset
+    task = config.task()
+    evaluate = task.evaluate
+    if not isinstance(evaluate, Evaluation) or "accuracy" not in evaluate.kinds(task.params):
+        raise ConfigError(
+            f"`evaluate` of {config.name} must be an `Evaluation` with the metric 'accuracy', by "
+            f"which runs are compared, got {evaluate!r}."
+        )
+    return task
 
 
-def sum_identity(config: TrainConfig, *, held_out: bool) -> RunIdentity:
-    """Returns the data and the program of a config's steps.
+def with_flags(config: Config, **values: Any) -> Config:
+    """Returns the config with values of arguments that comparisons and sweeps set.
 
-    Configs that differ in seed and learning rate share them: the optimizer's state holds both.
+    Raises:
+        ConfigError: The config lacks one of them.
     """
-    return _sum_identity(dataclasses.replace(config, seed=0, learning_rate=1.0), held_out)
+    lacking = sorted(values.keys() - config.flags.keys())
+    if lacking:
+        raise ConfigError(
+            f"The config {config.name} must have the arguments {', '.join(sorted(values))}, got no "
+            f"{', '.join(lacking)}. `seed: int | None = None` sets the initial parameters, and "
+            "`held_out: bool = False` trains on four fifths of the data and tests on the others."
+        )
+    return config.replace(**values)
 
 
-@functools.lru_cache(maxsize=64)
-def _sum_identity(config: TrainConfig, held_out: bool) -> RunIdentity:
-    dataset = dataset_of(config, held_out=held_out)
-    plan = plan_on_data(config, dataset)
-    run = resolve(config, plan, num_classes=dataset.num_classes)
-    first = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
-    _, frozen = config.initial_variables(run.model, first, run.init_key)
-    params, state, *rest = step_arguments(run, dataset.shapes(config.unit))
-    return RunIdentity({**settings(), **sum_of(run, dataset, frozen, ((params, state), *rest))})
+def sum_identity(config: Config) -> RunIdentity:
+    """Returns the data and the program of a config's steps, equal for all seeds."""
+    if "seed" in config.flags:
+        config = config.replace(seed=0)
+    text = records.to_json([config.name, config.digest, _values(config), settings()])
+    if text not in _IDENTITIES or not config.digest:  # a function without a file may have changed
+        _IDENTITIES[text] = RunProgram(config.task(), Devices()).identity_of_any_run()
+    return _IDENTITIES[text]
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """Returns the arguments of a config as JSON values."""
+    return {name: repr(flag.default) for name, flag in config.flags.items()}
+
+
+def described(trial: Trial) -> list[Any]:
+    """Returns everything that decides a trial: arguments, file, program and data."""
+    config = trial.config
+    return [config.name, config.digest, _values(config), sum_identity(config).digest()]
+
+
+def _key(trial: Trial) -> Any:
+    """Returns the noise key of a trial. Another program or data set has other noise."""
+    seed = trial.config.flags["seed"].default
+    if trial.secret is None:
+        return seeds.key_of(seed, "threefry")
+    text = records.to_json([trial.secret, trial.use, *described(trial)])
+    return key_of_words(np.frombuffer(hashlib.shake_256(text.encode()).digest(8), np.uint32))
 
 
 def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     """Trains a trial and writes its record atomically."""
-    config = trial.config
-    dataset = dataset_of(config, held_out=trial.held_out)
-    plan = plan_on_data(config, dataset)
-    place = devices.start(config.parallel)
-    result = train(config, dataset, plan, observe=_check_accuracy, progress=progress, place=place)
+    task = task_of(trial.config)
+    if trial.only_last:
+        task = dataclasses.replace(task, eval_every=task.plan.steps)
+    result = run_task(task, key=_key(trial), progress=progress)
     if trial.keep_params:
-        records.save_params(path.with_suffix(".msgpack"), result.params)
-    records.write_json(path, {**result.summary, "history": result.history})
+        final = averaged(result.params, result.opt_state)
+        records.save_params(path.with_suffix(".msgpack"), final)
+    summary = {**summarize(task, result), "config": trial.config.described()}
+    records.write_json(path, {**summary, "history": result.history})
 
 
-def _check_accuracy(record: dict[str, Any]) -> None:
-    """Raises a `ConfigError` before the first step if a run has no accuracy."""
-    if "test_accuracy" not in record:
+def _job(trial: Trial, path: Path) -> tuple[Any, ...]:
+    """Returns the arguments of a worker, which reads the file of the config again."""
+    config = trial.config
+    if not config.source:
         raise ConfigError(
-            "The metrics of the model must include 'accuracy', by which runs are compared. Return "
-            "'accuracy', a number in [0, 1], from its `metrics`."
+            f"The config {config.name} must be in a file for several processes, which read it. "
+            "Set processes=1."
         )
+    options = dataclasses.replace(trial, config=None)  # type: ignore[arg-type]
+    return config.source, config.name, dict(config.values), config.digest, options, path
 
 
-def _pickled(work: Any) -> bytes:
-    """Pickles a job, because a pool may hang if its thread fails to pickle one."""
-    try:
-        return pickle.dumps(work)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise _not_importable(error) from error
+def _run_in_worker(
+    source: str, name: str, values: dict[str, Any], digest: str, trial: Trial, path: Path
+) -> None:
+    """Runs a trial of a config file.
 
-
-def _not_importable(error: Exception) -> ConfigError:
-    return ConfigError(
-        "The classes and functions of a config must be importable by worker processes, got "
-        f"{error}. Define them at the top level of the config file or in a module, or set "
-        "processes=1."
-    )
-
-
-def _run_in_worker(files: dict[str, tuple[str, bytes]], work: bytes) -> None:
-    """Runs a job after the config files, which define classes and register names."""
-    for name, file in files.items():
-        if name not in config_files.LOADED:
-            config_files.run(name, *file)
-    try:
-        job = pickle.loads(work)
-    except (AttributeError, ImportError) as error:  # such as a class of a notebook
-        raise _not_importable(error) from error
-    _run(*job)
+    Raises:
+        ConfigError: The file has changed since the sweep or the comparison read it.
+    """
+    config = load_configs(source)[name].replace(**values)
+    if config.digest != digest:
+        raise ConfigError(f"The config file {source} must not change while its runs train.")
+    _run(dataclasses.replace(trial, config=config), path)
 
 
 def _start_worker() -> None:

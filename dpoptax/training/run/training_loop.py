@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,6 @@ from dpoptax.training.run.context import Context, Record
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.phases import PATIENCE
-from dpoptax.training.run.run_plan import RunPlan
 from dpoptax.training.run.step import TrainingStep, compiled_step, on_one_device
 from dpoptax.users import UserTable
 
@@ -27,11 +26,12 @@ _AHEAD = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Describes a run of `fit` or of a config.
+    """Describes a run for the loop.
 
     Attributes:
         name: Title of the progress bar.
-        plan: Permitted steps and privacy cost.
+        steps: Number of steps within the budget.
+        bounds: Returns a bound on ε at each of several step counts.
         sampler: Returns the sampler of the run with this optimizer state, with its seed.
         step: The training step.
         frozen: Arrays that the loss uses and that are not trained, or None.
@@ -50,7 +50,8 @@ class Job:
     """
 
     name: str
-    plan: RunPlan
+    steps: int
+    bounds: Callable[[Sequence[int]], dict[int, float | None]]
     sampler: Callable[[Any], Sampler]
     step: TrainingStep
     frozen: Any
@@ -83,7 +84,7 @@ class State:
     history: tuple[Record, ...] = ()
 
 
-class Course:
+class TrainingLoop:
     """Runs a job.
 
     Attributes:
@@ -105,12 +106,12 @@ class Course:
                 self._identity = self._identify()
         with phases("checkpoints"):
             restored = self._restore()
-        self.last = max(self.state.done, job.plan.permitted_steps)
+        self.last = max(self.state.done, job.steps)
         with phases("compile"):
             self._step = compiled_step(job.step, self._arguments(), place.mesh)
         if restored:
             self._announce()
-        self._bounds = job.plan.bounds(evaluated_steps(job.eval_every, self.last))
+        self._bounds = job.bounds(evaluated_steps(job.eval_every, self.last))
         # The start time of the run if it had not been interrupted.
         spent = self.state.history[-1]["seconds"] if self.state.history else 0.0
         self._began = time.perf_counter() - spent
@@ -142,7 +143,7 @@ class Course:
             workdir = self.context.checkpoints.directory.parent
             resume.check_continues(identity, begun, workdir)
         if jax.process_count() > 1:
-            identity.check_same_on_hosts(job.data, kept=job.kept, steps=job.plan.permitted_steps)
+            identity.check_same_on_hosts(job.data, kept=job.kept, steps=job.steps)
         return identity
 
     def _begin(self, first: State) -> None:
@@ -172,7 +173,7 @@ class Course:
             self._identity,
             saved,
             opt_state,
-            steps=self.job.plan.permitted_steps,
+            steps=self.job.steps,
             shown=self.context.shown,
             exact=self.job.exact,
         )
@@ -209,7 +210,7 @@ class Course:
             disable=not self.context.progress,
         ) as bar:
             self._report(bar)
-            steps = range(self.state.done, self.job.plan.permitted_steps)
+            steps = range(self.state.done, self.job.steps)
             for batch in extend.read_ahead(self._feed, steps):
                 self.advance(batch)
                 pace.keep(self.state.params)

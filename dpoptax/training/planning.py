@@ -1,0 +1,193 @@
+"""Computes the cost of a run without training: noise, ε, memory and operations."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import optax
+
+import dpoptax
+from dpoptax.training.bars import Bar
+from dpoptax.training.config import Config
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import records
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.program import RunProgram, any_key
+from dpoptax.training.task import PlainPlan, Task
+
+if TYPE_CHECKING:  # help must not load the accounting
+    from dpoptax.accounting import Guarantee
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCost:
+    """Cost of a run. Memory is that of a single device.
+
+    Attributes:
+        task: The run.
+        num_params: Number of trained parameters.
+        num_frozen: Number of frozen parameters.
+        params_bytes: Memory of both.
+        state_bytes: Memory of the optimizer state, with filter, iterates and ledger.
+        batch_bytes: Memory of one batch.
+        flops: Floating-point operations of one step on the largest batch. Of two branches, the
+            longer one counts. None if not counted.
+    """
+
+    task: Task
+    num_params: int
+    num_frozen: int
+    params_bytes: int
+    state_bytes: int
+    batch_bytes: int
+    flops: float | None
+
+    @property
+    def plan(self) -> "dpoptax.PrivacyPlan | PlainPlan":
+        """The plan of the run."""
+        return self.task.plan
+
+
+def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
+    """Computes the cost of a task from shapes.
+
+    FLOPs are those of the traced step before compiler optimizations, with the whole padded batch at
+    once.
+
+    Args:
+        task: The task. Its parameters may be shapes.
+        count_flops: Whether to trace the step.
+    """
+    # The body of a loop counts once, so microbatches would hide most examples.
+    program, key = RunProgram(dataclasses.replace(task, microbatch_size=None), Devices()), any_key()
+    arguments = program.arguments(key)
+    (params, state), loaded, _, frozen = arguments
+    flops = None
+    if count_flops:
+        step = program.step(key)
+        lowered: Any = jax.jit(lambda state, *rest: step(*state, *rest)).lower(*arguments)
+        flops = float(lowered.cost_analysis()["flops"])
+    return RunCost(
+        task=task,
+        num_params=optax.tree.size(params),
+        num_frozen=optax.tree.size(frozen),
+        params_bytes=_bytes((params, frozen)),
+        state_bytes=_bytes(state),
+        batch_bytes=_bytes(loaded.batch),
+        flops=flops,
+    )
+
+
+def text(name: str, cost: RunCost) -> str:
+    """Formats the cost of one run with a line for each number."""
+    task, plan = cost.task, cost.plan
+    lines = [("method", f"{task.name} on {task.dataset}")]
+    if isinstance(plan, PlainPlan):
+        lines += [("steps", f"{plan.steps:,}"), ("ε", f"none: {plan.reason}")]
+    else:
+        if task.budget is not None:
+            within = plan.steps_within(task.budget)
+            lines.append(("budget", f"{within:,} of {plan.steps:,} steps"))
+        planned = plan.guarantee()
+        lines.append(("attacks", attacks_text(*attacks(planned), planned.unit)))
+        if (other := _balls_in_bins(plan)) is not None:
+            lines.append(("or", other))
+    lines += [
+        ("parameters", _parameters(cost)),
+        ("optimizer", f"{_size(cost.state_bytes)} of state"),
+        ("one batch", f"{_size(cost.batch_bytes)} of inputs"),
+    ]
+    if cost.flops is not None:
+        every = cost.flops * plan.steps
+        lines.append(("FLOPs", f"{cost.flops:.3g} a step, {every:.3g} in all, about"))
+    width = max(len(label) for label, _ in lines)
+    rows = [f"  {label:<{width}}  {value}" for label, value in lines]
+    head = [] if isinstance(plan, PlainPlan) else str(plan).splitlines()[1:]
+    return "\n".join([name, *head, *rows])
+
+
+def attacks_text(found: float, mu: float, unit: str) -> str:
+    """Formats the power of attacks; see `attacks`."""
+    return (
+        f"true-positive rate at most {records.epsilon_text(100 * found, 1)} % over {unit}s at a "
+        f"false-positive rate of 1 %; μ = {records.epsilon_text(mu)}"
+    )
+
+
+def table(configs: dict[str, Config], *, progress: bool = False) -> tuple[str, list[ConfigError]]:
+    """Returns a table with the costs of several runs, and the errors of others.
+
+    `progress` shows a bar if this takes more than a second.
+    """
+    rows = [("run", "steps", "q", "σ", "ε", "parameters", "state")]
+    refused: list[ConfigError] = []
+    for name, config in Bar(configs.items(), "plan", unit="run", delay=1, disable=not progress):
+        try:
+            cost = plan_run(config.task(), count_flops=False)
+            numbers = _privacy(cost)
+        except ValueError as error:
+            rows.append((name, "", "", "", "", "", ""))
+            refused.append(ConfigError(f"{name}: {error}"))
+            continue
+        rows.append((name, *numbers, f"{cost.num_params:,}", _size(cost.state_bytes)))
+    return records.markdown_table(rows[0], rows[1:]), refused
+
+
+def _privacy(cost: RunCost) -> tuple[str, str, str, str]:
+    """Returns steps, q, σ and ε of a row."""
+    task, plan = cost.task, cost.plan
+    if isinstance(plan, PlainPlan):
+        said = "not private" if plan.noise is None else "none proven"
+        return f"{plan.steps:,}", "", "", said
+    steps = plan.steps if task.budget is None else plan.steps_within(task.budget)
+    epsilon = dataclasses.replace(plan, steps=steps).epsilon
+    noise = plan.noise_multiplier
+    sigma = f"{noise:.4g}" if isinstance(noise, int | float) else "schedule"
+    rate = f"{plan.sampler.sampling_probability:.4g}"
+    return f"{steps:,}", rate, sigma, records.epsilon_text(epsilon)
+
+
+def attacks(planned: "Guarantee") -> tuple[float, float]:
+    """Returns the largest true-positive rate at a false-positive rate of 1 %, and μ."""
+    return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
+
+
+def _balls_in_bins(plan: "dpoptax.PrivacyPlan") -> str | None:
+    """Describes σ and q under random allocation, if σ/q is smaller than for Poisson sampling."""
+    from dpoptax import sampling
+
+    sampler, noise = plan.sampler, plan.noise_multiplier
+    poisson = type(sampler) is sampling.PoissonSampler and plan.strategy is None
+    if not poisson or plan.accountant != "pld" or not isinstance(noise, int | float) or plan.also:
+        return None
+    allocation = sampling.RandomAllocationSampler(
+        sampler.dataset_size, sampler.batch_size, unit=sampler.unit, owners=sampler.owners
+    )
+    try:
+        other = dpoptax.PrivacyPlan(
+            sampler=allocation, steps=plan.steps, epsilon=plan.epsilon, delta=plan.delta
+        )
+    except ValueError:
+        return None
+    sigma, q = other.noise_multiplier, other.sampler.sampling_probability
+    assert isinstance(sigma, int | float)
+    if sigma / q >= noise / sampler.sampling_probability:
+        return None
+    return (
+        f"σ = {sigma:.5g} and q = {q:.4g} for the same ε with RandomAllocationSampler, where a "
+        f"neighbor has one {sampler.unit} that adds zero, not one more or less"
+    )
+
+
+def _parameters(cost: RunCost) -> str:
+    frozen = f" trained, {cost.num_frozen:,} frozen" if cost.num_frozen else ""
+    return f"{cost.num_params:,}{frozen}, {_size(cost.params_bytes)}"
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _size(count: int) -> str:
+    power = min(3, max(0, len(str(count)) - 1) // 3)
+    return f"{count / 1000**power:.4g} {('B', 'kB', 'MB', 'GB')[power]}"

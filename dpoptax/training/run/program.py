@@ -1,0 +1,209 @@
+"""Builds the optimizer, the step and the identity of a task."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import dpoptax
+from dpoptax.runs import (
+    Hidden,
+    RunIdentity,
+    data_of,
+    digest_of,
+    draws_of,
+    key_of_words,
+    noise_of,
+    noise_stage,
+    sampler_of,
+    seeded,
+    settings,
+    words_of,
+)
+from dpoptax.sampling import Sampler
+from dpoptax.training.data import streaming
+from dpoptax.training.loss_arguments import requires_key, takes_key
+from dpoptax.training.run import devices, inputs, seeds
+from dpoptax.training.run.feeding import Loaded
+from dpoptax.training.run.step import (
+    TrainingStep,
+    on_one_device,
+    optimizer_digest,
+    program_digest,
+)
+from dpoptax.training.run.step_keys import step_keys
+from dpoptax.training.task import PlainPlan, Task, least_noise
+
+MICROBATCH_SIZE = "`microbatch_size`"
+"""Name of the size among the parts of the program in a folder's record."""
+
+_DIGEST = "`{}`, with everything that it closes over,"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunProgram:
+    """Builds everything that a run of a task computes, for any noise key.
+
+    Attributes:
+        task: The task, with arrays on the devices.
+        place: The devices.
+    """
+
+    task: Task
+    place: devices.Devices
+
+    @property
+    def clip(self) -> dpoptax.Clip | float | None:
+        """The clip; None for plain gradients, or if a given gradient has its own."""
+        task = self.task
+        plain = isinstance(task.plan, PlainPlan) and task.plan.noise is None
+        if plain or task.grad_fn is not None:
+            return None if plain else task.clip
+        return 1.0 if task.clip is None else task.clip
+
+    @functools.cached_property
+    def random(self) -> bool:
+        """Whether the loss takes a key."""
+        task = self.task
+        if task.grad_fn is not None:
+            return requires_key(task.grad_fn)
+        return takes_key(task.loss_fn)
+
+    def noise(self, key: jax.Array) -> optax.GradientTransformation | None:
+        """Returns the noise stage, or None without noise."""
+        plan = self.task.plan
+        if isinstance(plan, PlainPlan):
+            return None if plan.noise is None else plan.noise(key)
+        return noise_stage(plan, key, self.clip)
+
+    def following(self, key: jax.Array) -> list[optax.GradientTransformation]:
+        """Returns the transforms after the noise."""
+        keys = [step_keys(seeds.random_key(key))] if self.random else []
+        return [*keys, self.task.optimizer]
+
+    def chain(self, key: jax.Array) -> optax.GradientTransformation:
+        """Returns the whole chain of a noise key."""
+        noise = self.noise(key)
+        return optax.chain(*([] if noise is None else [noise]), *self.following(key))
+
+    def first_state(self, key: jax.Array, params: Any) -> Any:
+        """Returns the initial state of the chain, on the devices."""
+        return inputs.on_devices("optimizer", self.chain(key).init(params), self.place)
+
+    def step(self, key: jax.Array) -> TrainingStep:
+        """Returns the training step."""
+        task = self.task
+        return TrainingStep(
+            task.loss_fn,
+            self.clip,
+            self.chain(key),
+            task.plan.sampler.batch_size,
+            per_user=task.users is not None,
+            has_aux=task.has_aux,
+            microbatch_size=None if task.microbatch_size == "auto" else task.microbatch_size,
+            param_specs=inputs.param_specs(task.params),
+            grad_fn=task.grad_fn,
+        )
+
+    def sampler(self, key: jax.Array, opt_state: Any) -> Sampler:
+        """Returns the sampler of the run with this optimizer state, with its seed."""
+        plan = self.task.plan
+        if isinstance(plan, PlainPlan):
+            return seeded(plan.sampler, key)
+        return sampler_of(plan, opt_state)
+
+    def identity(
+        self, key: jax.Array, step: TrainingStep, sampler: Sampler, args: Any
+    ) -> dict[str, Any]:
+        """Returns everything that the releases rest on, except JAX's settings.
+
+        Args:
+            key: The noise key.
+            step: The training step.
+            sampler: The sampler, with its seed.
+            args: Arguments of a step on one device.
+        """
+        return {
+            **draws_of(sampler, self.task.users),
+            **noise_values(self.task.plan, key),
+            **self._program(step, args),
+        }
+
+    def _program(self, step: TrainingStep, args: Any) -> dict[str, Any]:
+        """Returns the data, the optimizer and the program of the gradient."""
+        task, mesh = self.task, self.place.mesh
+        found = {
+            **data_of(task.data, task.frozen, whole=False),
+            "`optimizer`": Hidden(optimizer_digest(task.optimizer, args[0][0])),
+        }
+        if step.grad_fn is None:
+            return {
+                **found,
+                "`clip`": step.clip if isinstance(step.clip, int | float) else repr(step.clip),
+                MICROBATCH_SIZE: step.microbatch_size,
+                _DIGEST.format("loss_fn"): Hidden(program_digest(step, args)),
+            }
+        if mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
+            shared = mesh.shape["data"]
+            args = on_one_device(args, -(-len(args[2]) // shared) * shared)
+        return {**found, _DIGEST.format("grad_fn"): Hidden(program_digest(step, args))}
+
+    def identity_of_any_run(self) -> RunIdentity:
+        """Returns the part of the identity that all runs of the task share."""
+        key = any_key()
+        step = self.step(key)
+        values = noise_values(self.task.plan, key)
+        plan = {"`sampler`": self.task.plan.sampler.law, "steps": self.task.plan.steps}
+        return RunIdentity(
+            {**settings(), **plan, **values, **self._program(step, self.arguments(key))}
+        )
+
+    def arguments(self, key: jax.Array) -> Any:
+        """Returns shapes and types of the arguments of a step on one device."""
+        task, rows = self.task, self.task.plan.sampler.padded_size
+        state = jax.eval_shape(lambda p: (p, self.chain(key).init(p)), task.params)
+        lead: tuple[int, ...] = (rows,)
+        if task.users is not None:
+            lead = (rows, task.users.records_per_user)
+        example = streaming.read(task.data, np.zeros(1, np.int64))
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype), example
+        )
+        if task.users is not None:
+            batch = batch, jax.ShapeDtypeStruct(lead, np.bool_)
+        indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (np.int32, np.bool_))
+        frozen = jax.eval_shape(lambda x: x, task.frozen)
+        return state, Loaded(batch, indices), mask, frozen
+
+
+def any_key() -> jax.Array:
+    """Returns a constant key, for programs that do not depend on it."""
+    return key_of_words(np.zeros(2, np.uint32))
+
+
+def noise_values(plan: dpoptax.PrivacyPlan | PlainPlan, key: jax.Array) -> Mapping[str, Any]:
+    """Returns the values that decide the noise of a run."""
+    if not isinstance(plan, PlainPlan):
+        return noise_of(plan, key)
+    return {
+        "The key of the run": Hidden(digest_of([words_of(key).hex()])),
+        "`plan`": plan.reason,
+        "`batch_size`": plan.sampler.batch_size,
+    }
+
+
+def bounds(plan: dpoptax.PrivacyPlan | PlainPlan, steps: Sequence[int]) -> dict[int, float | None]:
+    """Returns a cheap upper bound on ε at each step count, for progress and records.
+
+    With up to 50 counts, each is priced by itself, and the bound exceeds ε by about a percent. See
+    `accounting.Guarantee.epsilon_curve`. Budgets and summaries use the exact ε.
+    """
+    if isinstance(plan, PlainPlan) or not least_noise(plan):
+        return dict.fromkeys(steps)
+    planned = dataclasses.replace(plan, steps=max(steps, default=1)).guarantee()
+    curve = planned.epsilon_curve(steps, planned.stated_delta).tolist()
+    return {s: e if np.isfinite(e) else None for s, e in zip(steps, curve, strict=True)}
