@@ -1,9 +1,27 @@
 """Configures a clipping bound on digits that follows the median gradient norm."""
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import AdaptiveClip
+import optax
+from digits_run import DigitsRun
+
+import dpoptax
+from dpoptax.training import Task
 
 
-def get_config() -> TrainConfig:
-    """Returns the config, with the method's defaults."""
-    return TrainConfig(method=AdaptiveClip(), learning_rate=0.75)
+def adaptive_clip(
+    run: DigitsRun = DigitsRun(learning_rate=0.75),
+    quantile: float = 0.5,
+    clip_rate: float = 0.2,
+    count_share: float = 0.01,
+) -> Task:
+    """Returns the task, whose bound starts at `l2_clip_norm` (Andrew et al., 2021).
+
+    Args:
+        run: Settings of the run.
+        quantile: Target fraction of examples with unclipped gradients, in [0, 1].
+        clip_rate: A step changes the bound by a factor of at most about exp(clip_rate).
+        count_share: Fraction of the privacy cost spent on the count, in (0, 1).
+    """
+    clip = dpoptax.contrib.adaptive_clip(
+        run.l2_clip_norm, quantile=quantile, learning_rate=clip_rate, count_share=count_share
+    )
+    return run.task(optax.identity(), name="Adaptive clip", clip=clip)

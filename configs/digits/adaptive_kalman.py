@@ -1,9 +1,18 @@
 """Configures a Kalman filter on digits that estimates its gain."""
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import AdaptiveKalman
+from digits_run import DigitsRun
+
+import dpoptax
+from dpoptax.training import Task
 
 
-def get_config() -> TrainConfig:
-    """Returns the config, with the method's defaults."""
-    return TrainConfig(method=AdaptiveKalman(), learning_rate=1.5)
+def adaptive_kalman(run: DigitsRun = DigitsRun(), decay: float = 0.95) -> Task:
+    """Returns the task.
+
+    Args:
+        run: Settings of the run.
+        decay: Decay of the running mean that estimates the drift of the gradient, in [0, 1).
+    """
+    plan = run.plan()
+    method = dpoptax.adaptive_kalman(run.stddev(plan), decay=decay)
+    return run.task(method, plan, name="Adaptive Kalman")

@@ -1,11 +1,16 @@
 """Configures correlated noise on digits, followed by a low-pass filter."""
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import CorrelatedNoise
+from correlated_noise import correlated_noise
+from digits_run import DigitsRun
+
+from dpoptax.training import Task
 
 
-def get_config() -> TrainConfig:
-    """Returns the config; the filter removes high frequencies, which hold the noise."""
-    return TrainConfig(
-        method=CorrelatedNoise(preset="momentum"), learning_rate=1.5, sampling="cyclic"
-    )
+def correlated_noise_filtered(run: DigitsRun = DigitsRun(), bands: int = 4) -> Task:
+    """Returns the task; the filter removes high frequencies, which hold the noise.
+
+    Args:
+        run: Settings of the run.
+        bands: Number of successive steps over which noise is correlated, and of groups.
+    """
+    return correlated_noise(run, bands, "momentum")

@@ -1,9 +1,16 @@
 """Configures DOPPLER on digits: DP-SGD followed by a low-pass filter."""
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import Doppler
+from digits_run import DigitsRun
+
+import dpoptax
+from dpoptax.training import Task
 
 
-def get_config() -> TrainConfig:
-    """Returns the config, with the first-order filter of the paper's Table 2."""
-    return TrainConfig(method=Doppler(), learning_rate=1.5)
+def doppler(run: DigitsRun = DigitsRun(), preset: str = "doppler-first-order-1") -> Task:
+    """Returns the task, by default with the first-order filter of the paper's Table 2.
+
+    Args:
+        run: Settings of the run.
+        preset: Name of the filter; see dpoptax.filters.presets.
+    """
+    return run.task(dpoptax.doppler(*dpoptax.filters.preset(preset)), name="DOPPLER")

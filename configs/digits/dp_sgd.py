@@ -1,9 +1,11 @@
 """Configures DP-SGD on digits."""
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import DPSGD
+import optax
+from digits_run import DigitsRun
+
+from dpoptax.training import Task
 
 
-def get_config() -> TrainConfig:
-    """Returns the config, the baseline of the comparison."""
-    return TrainConfig(method=DPSGD(), learning_rate=1.5)
+def dp_sgd(run: DigitsRun = DigitsRun()) -> Task:
+    """Returns the task, the baseline of the comparison."""
+    return run.task(optax.identity(), name="DP-SGD")

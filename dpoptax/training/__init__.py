@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpoptax.training.errors import explains_missing
 
 if TYPE_CHECKING:
-    from dpoptax.training.classification import classification as classification
+    from dpoptax.training.classifier import classification as classification
     from dpoptax.training.config import Config as Config
     from dpoptax.training.config import config_of as config_of
     from dpoptax.training.config import load_config as load_config
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     # Imported on first use: the command line does not need orbax, and `fit` needs no config.
     _FILES = {
-        "classification": ("classification",),
+        "classifier": ("classification",),
         "config": ("Config", "config_of", "load_config", "load_configs"),
         "data.dataset": ("Dataset", "Split"),
         "errors": ("ConfigError",),

@@ -92,7 +92,8 @@ class Config:
         for name, parameter in inspect.signature(self.function).parameters.items():
             if dataclasses.is_dataclass(parameter.default):
                 own = {n: f.default for n, f in flags.items() if f.owner == name}
-                made = functools.partial(dataclasses.replace, parameter.default, **own)
+                shared: Any = parameter.default
+                made = functools.partial(dataclasses.replace, shared, **own)
                 grouped[name] = config._called(made)
         task = config._called(lambda: self.function(**grouped))
         if not isinstance(task, Task):
