@@ -6,13 +6,13 @@ which runs the same methods on batches in a fixed order.
 
 import dataclasses
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import DPSGD, CorrelatedNoise
+from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, CorrelatedNoise
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Returns DP-SGD priced by PLD, and correlated noise priced by PLD or Monte Carlo."""
-    base = TrainConfig(method=DPSGD(), batch_size=64, steps=68, learning_rate=1.0)
+    base = ExperimentConfig(method=DPSGD(), batch_size=64, steps=68, learning_rate=1.0)
     momentum = dataclasses.replace(base, optimizer="momentum", learning_rate=0.1)
     independent = {"dp_sgd": base, "momentum": momentum}
     correlated = {

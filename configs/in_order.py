@@ -6,13 +6,13 @@ of 64 are four passes over these, and at most four passes over all examples.
 
 import dataclasses
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import DPSGD, CorrelatedNoise, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, CorrelatedNoise, Doppler
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Returns DP-SGD and noise correlated over a pass; `drawn` uses Poisson sampling."""
-    base = TrainConfig(
+    base = ExperimentConfig(
         method=DPSGD(), batch_size=64, steps=68, sampling="in_order", learning_rate=1.0
     )
     momentum = dataclasses.replace(base, optimizer="momentum", learning_rate=0.1)

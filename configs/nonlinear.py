@@ -3,13 +3,13 @@
 Shrinkage and Muon were measured with the config of commit c6d0562f, the last one that has them.
 """
 
-from dpoptax.training import TrainConfig
+from experiments.config import ExperimentConfig
 from experiments.methods import SignSGD
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Returns the sign of each release, and of a running mean."""
     return {
-        "sign_sgd": TrainConfig(method=SignSGD(), learning_rate=0.01),
-        "sign_momentum": TrainConfig(method=SignSGD(decay=0.9), learning_rate=0.01),
+        "sign_sgd": ExperimentConfig(method=SignSGD(), learning_rate=0.01),
+        "sign_momentum": ExperimentConfig(method=SignSGD(decay=0.9), learning_rate=0.01),
     }

@@ -17,9 +17,8 @@ DP-SAT was measured with the config of commit c6d0562f, the last one that has it
 
 import dataclasses
 
-from dpoptax.training.methods import DPSGD
 from experiments.config import ExperimentConfig
-from experiments.methods import NormalizedSteps
+from experiments.methods import DPSGD, NormalizedSteps
 
 
 def get_configs() -> dict[str, ExperimentConfig]:

@@ -15,10 +15,11 @@ measured with the config of commit c6d0562f, the last one that has it.
 
 import dataclasses
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import (
+from experiments.config import ExperimentConfig
+from experiments.methods import (
     DPSGD,
     PMLF,
+    AdamBC,
     AdaptiveKalman,
     CorrelatedNoise,
     Disk,
@@ -27,8 +28,6 @@ from dpoptax.training.methods import (
     Method,
     NonPrivate,
 )
-from experiments import models as models  # registers "transformer"
-from experiments.methods import AdamBC
 
 RATES = {"sgd": 2.0, "momentum": 0.2, "adam": 0.005}
 """Learning rates, which `--factors` multiplies, by optimizer."""
@@ -61,10 +60,10 @@ IN_ORDER: dict[str, tuple[Method, str]] = {
 """Methods for batches in turn, and the key of each method's learning rate."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Returns all runs of both tables, at ε = 3."""
-    drawn = TrainConfig(model="transformer", steps=120, batch_size=256, microbatch_size=64)
-    in_order = TrainConfig(model="transformer", steps=272, batch_size=64, sampling="in_order")
+    drawn = ExperimentConfig(model="transformer", steps=120, batch_size=256, microbatch_size=64)
+    in_order = ExperimentConfig(model="transformer", steps=272, batch_size=64, sampling="in_order")
     tables = (("drawn", drawn, DRAWN), ("in_order", in_order, IN_ORDER))
     return {
         f"{table}/{name}": dataclasses.replace(

@@ -4,29 +4,30 @@ scikit-learn does not record the writers of the digits. Here a rule makes up a f
 The run shows how to set up user-level privacy, and its accuracy has no meaning.
 """
 
-import dataclasses
-
 import numpy as np
+import optax
 
-from dpoptax.training import TrainConfig
-from dpoptax.training.data import Dataset, load_dataset, register_dataset
-
-
-@register_dataset
-def digits_of_made_up_writers() -> Dataset:
-    """Returns the digits, each owned by a made-up writer."""
-    digits = load_dataset("digits")
-    writers = np.arange(digits.train_size) ** 2 % 101 % 45
-    return dataclasses.replace(digits, name="digits_of_made_up_writers", owners=writers)
+import dpoptax
+from dpoptax.sampling import PoissonSampler
+from dpoptax.training import Task, classification
+from dpoptax.training.classifier import MLP
+from dpoptax.training.data import load_digits
+from dpoptax.users import UserTable
 
 
-def get_config() -> TrainConfig:
-    """Returns the config of the run."""
-    return TrainConfig(
-        dataset="digits_of_made_up_writers",
-        records_per_user=16,
-        batch_size=20,
-        steps=60,
-        epsilon=8.0,
-        delta=1e-4,
+def users(epsilon: float = 8.0, records_per_user: int = 16, learning_rate: float = 1.0) -> Task:
+    """Returns the task.
+
+    Args:
+        epsilon: ε of the run, for a writer.
+        records_per_user: Largest number of images of a writer in a step.
+        learning_rate: Learning rate.
+    """
+    data = load_digits()
+    writers = np.arange(data.train_size) ** 2 % 101 % 45
+    table = UserTable(writers, records_per_user, seed=0)
+    sampler = table.sampler(PoissonSampler, batch_size=20)
+    plan = dpoptax.PrivacyPlan(sampler=sampler, steps=60, epsilon=epsilon, delta=1e-4)
+    return classification(
+        MLP(10), data, plan, optimizer=optax.sgd(learning_rate), clip=1.0, users=table
     )

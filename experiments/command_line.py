@@ -173,13 +173,13 @@ def fetch(given: FetchArguments) -> str:
 
 def spectrum(given: SpectrumArguments) -> str:
     """Trains a config and writes its recording."""
+    from experiments.config import settings_of
     from experiments.recording import record_run
 
     config = load_config(given.config)
     if given.data_dir is not None:
-        config = dataclasses.replace(config, data_dir=given.data_dir)
-    dataset = config.data(progress=True).load()
-    record_run(config, dataset, given.coordinates, progress=True).write(given.output)
+        config = config.replace(data_dir=given.data_dir)
+    record_run(settings_of(config), given.coordinates, progress=True).write(given.output)
     return f"Written to {given.output}: recording.npz, spectrum.png"
 
 

@@ -1,83 +1,207 @@
-"""Defines the config of an experiment: published data, or published weights.
-
-Importing this module registers the data sets and the models of the experiments.
-"""
+"""Defines the config of an experiment: published data, or published weights."""
 
 import dataclasses
-import math
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import flax.linen as nn
 import jax
+import numpy as np
+import optax
 
-from dpoptax.training import ConfigError, TrainConfig, load_configs
-from dpoptax.training.models import Variables
-from dpoptax.training.roles import Numbers, Role, field
+import dpoptax
+from dpoptax import matrix, sampling
+from dpoptax.sampling import Sampler
+from dpoptax.training import (
+    Config,
+    ConfigError,
+    Dataset,
+    PlainPlan,
+    Task,
+    average_params,
+    classification,
+    config_of,
+    load_configs,
+)
+from dpoptax.training.classifier import Variables, initial_variables
+from dpoptax.training.errors import unknown_name
+from dpoptax.users import UserTable
 from experiments.data import PUBLISHED
 from experiments.data.dictionary import Dictionary
 from experiments.data.features import FeatureMap
 from experiments.data.published_data import PublishedSpec
 from experiments.data.scattering import Colors, Scattering
 from experiments.data.tokens import Tokens
-from experiments.methods import Augmented
-from experiments.models import pretrained
+from experiments.methods import DPSGD, Augmented, Method
+from experiments.models import MODELS, pretrained
 from experiments.models.published_models import PUBLISHED_MODELS, build_published, check_kind
 from experiments.models.transformer import Lora
 
 Features = Literal["none", "scattering", "dictionary"]
 """Features that replace images."""
 
-_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive integer")
-_LENGTH = Numbers(lambda x: isinstance(x, int) and x >= 2, "an integer of at least 2")
-_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "positive and finite")
+DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": optax.identity,
+    "momentum": lambda: optax.trace(decay=0.9),
+    "adam": optax.scale_by_adam,
+    "adamw": lambda: optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.01)),
+}
+"""Optimizers by name, without their learning rate."""
+
+SCHEDULES: dict[str, Callable[[int], optax.Schedule]] = {
+    "constant": lambda steps: optax.constant_schedule(1.0),
+    "linear": lambda steps: optax.linear_schedule(1.0, 0.0, steps),
+    "cosine": lambda steps: optax.cosine_decay_schedule(1.0, steps),
+    "warmup_cosine": lambda steps: optax.warmup_cosine_decay_schedule(
+        0.0, 1.0, max(1, steps // 20), max(2, steps)
+    ),
+}
+"""Schedules of the learning rate by name, relative to the peak."""
+
+CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
+    "l2": dpoptax.l2_clip,
+    "auto_s": dpoptax.automatic_clip,
+    "auto_v": lambda bound: dpoptax.automatic_clip(bound, gamma=0.0),
+    "psac": dpoptax.contrib.psac_clip,
+    "normalized": dpoptax.normalized_clip,
+    "per_layer": dpoptax.per_layer_clip,
+    "auto_s_per_layer": lambda bound: dpoptax.per_layer_clip(dpoptax.automatic_clip(bound)),
+    "auto_v_per_layer": lambda bound: dpoptax.per_layer_clip(
+        dpoptax.automatic_clip(bound, gamma=0.0)
+    ),
+}
+"""Functions from the clip norm to a clip, by name."""
+
+
+def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> Sampler:
+    """Returns a sampler of whole groups in turn, without an incomplete last group."""
+    groups = dataset_size // batch_size
+    return matrix.CyclicPoissonSampler(groups * batch_size, batch_size, cycle_length=groups, **rest)
+
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "poisson": sampling.PoissonSampler,
+    "fixed_size": sampling.FixedSizeSampler,
+    "shuffled": sampling.ShuffledSampler,
+    "cyclic": matrix.CyclicPoissonSampler,
+    "in_order": _in_order,
+    "balls_in_bins": sampling.RandomAllocationSampler,
+    "random_allocation": sampling.RandomAllocationSampler,
+    "min_separation": sampling.MinSeparationSampler,
+}
+"""Functions from sizes to a sampler, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ExperimentConfig(TrainConfig):
+class ExperimentConfig:
     """Configures training on published data or from published weights.
 
-    `dataset` also names mnist, fashion_mnist, cifar10, cifar100 and imagenet; sst2, qnli, mnli and
-    qqp; e2e and dart. `model` also names the models of `experiments.models`.
+    With `noise_multiplier=None`, the noise is calibrated so that `steps` steps spend `epsilon` at
+    `delta`. Otherwise `epsilon` is a budget.
+
+    Attributes:
+        method: Method: gradient points, and the filter of the noisy gradient.
+        dataset: digits; mnist, fashion_mnist, cifar10, cifar100 and imagenet; sst2, qnli, mnli and
+            qqp; e2e and dart.
+        data_dir: Directory with the files of the data set, if it has files.
+        model: Name of a model of `experiments.models`.
+        records_per_user: Maximum number of examples of a user in a step. ε then protects a user.
+        steps: Number of optimizer steps.
+        batch_size: Expected number of examples per step. Every sum is divided by it.
+        microbatch_size: Number of examples with gradients in memory at once. None: the whole batch.
+        optimizer: Optimizer of the filtered gradient: sgd, momentum, adam or adamw.
+        learning_rate: Peak learning rate.
+        schedule: Schedule of the learning rate: constant, linear, cosine or warmup_cosine.
+        parameter_ema: Decay of a moving average of the parameters, which is evaluated and saved
+            instead of them. None: no average.
+        epsilon: Target ε of the calibration, or the budget. None: no budget.
+        delta: δ of (ε, δ)-differential privacy.
+        noise_multiplier: Noise standard deviation relative to the clip norm. None: calibrated.
+        fixed_point: Whether to add integer noise, so that ε holds for every bit.
+        clip: Geometry of the clip: l2, auto_s, auto_v, psac or normalized. per_layer,
+            auto_s_per_layer and auto_v_per_layer split the bound over the arrays of parameters.
+        l2_clip_norm: Bound on the l2 norm of one example's gradient.
+        sampling: poisson, fixed_size, balls_in_bins, random_allocation, min_separation, cyclic,
+            in_order, or shuffled, which has no guarantee.
+        accountant: pld, rdp, or monte_carlo.
+        seed: Seed of the initial parameters, the batches and the noise, to repeat a study.
+        held_out: Whether to train on four fifths of the training examples and test on the others.
+        checkpoint_every: Steps between checkpoints.
+        eval_every: Steps between evaluations on the test split.
+        features: Features that replace images. none: the images. scattering: fixed means of wavelet
+            moduli. dictionary: responses to many patches drawn from a random process.
+        scattering_scale: Binary logarithm of the width of a feature's window in pixels.
+        scattering_angles: Number of directions of the wavelets.
+        feature_groups: Number of groups of scattering channels, each normalized over one example.
+        feature_colors: Channels for scattering: given, or opponent for sum and differences.
+        dictionary_filters: Number of patches in the dictionary. Mirror images are added.
+        dictionary_patch: Height and width of a patch of the dictionary, in pixels.
+        dictionary_grid: Cells along each side of an image; features are means over a cell.
+        pretrained: Folder of a published model, with config.json, model.safetensors and, for texts,
+            the files of the tokenizer. Training starts from its weights.
+        sequence_length: Number of tokens per example.
+        lora_rank: Rank of the trained correction to each projection of a published model. None: all
+            weights are trained.
+        lora_alpha: The correction is multiplied by lora_alpha / lora_rank.
+        lora_projections: Names of the corrected projections. Without names: query and value, or
+            GPT-2's joint projection.
+
+    Raises:
+        ConfigError: A field is out of range. The message names field, value and remedy.
     """
 
-    features: Features = field("none", Role.UNPRICED)
-    """Features that replace images. none: the images. scattering: fixed means of wavelet moduli.
-    dictionary: responses to many patches drawn from a random process. Both are functions of one
-    example, so they cost no privacy. They are computed once and kept on disk."""
-    scattering_scale: int = field(2, Role.UNPRICED, _COUNT)
-    """Binary logarithm of the width of a feature's window in pixels. It also lowers the
-    resolution."""
-    scattering_angles: int = field(8, Role.UNPRICED, _COUNT)
-    """Number of directions of the wavelets."""
-    feature_groups: int | None = field(27, Role.UNPRICED, _COUNT)
-    """Number of groups of scattering channels, each normalized over one example. None: no
-    normalization."""
-    feature_colors: Colors = field("given", Role.UNPRICED)
-    """Channels for scattering. given: those of the image. opponent: the sum and two differences of
-    red, green and blue, a fixed map of one pixel."""
-    dictionary_filters: int = field(200, Role.UNPRICED, _COUNT)
-    """Number of patches in the dictionary. The mirror image of each is added."""
-    dictionary_patch: int = field(5, Role.UNPRICED, _COUNT)
-    """Height and width of a patch of the dictionary, in pixels."""
-    dictionary_grid: int = field(3, Role.UNPRICED, _COUNT)
-    """Cells along each side of an image; features are means over a cell."""
+    method: Method = DPSGD()
+    dataset: str = "digits"
+    data_dir: Path | None = None
+    model: str = "mlp"
+    records_per_user: int | None = None
+    steps: int = 120
+    batch_size: int = 256
+    microbatch_size: int | None = None
+    optimizer: str = "sgd"
+    learning_rate: float = 1.0
+    schedule: str = "constant"
+    parameter_ema: float | None = None
+    epsilon: float | None = 3.0
+    delta: float = 1e-5
+    noise_multiplier: float | None = None
+    fixed_point: bool = False
+    clip: str = "l2"
+    l2_clip_norm: float = 1.0
+    sampling: str = "poisson"
+    accountant: Literal["pld", "rdp", "monte_carlo"] = "pld"
+    seed: int | None = None
+    held_out: bool = False
+    checkpoint_every: int = 100
+    eval_every: int = 10
+    features: Features = "none"
+    scattering_scale: int = 2
+    scattering_angles: int = 8
+    feature_groups: int | None = 27
+    feature_colors: Colors = "given"
+    dictionary_filters: int = 200
+    dictionary_patch: int = 5
+    dictionary_grid: int = 3
     pretrained: Path | None = None
-    """Folder of a published model, with config.json, model.safetensors and, for texts, the files of
-    the tokenizer. Training starts from its weights."""
-    sequence_length: int = field(128, numbers=_LENGTH)
-    """Number of tokens per example. Longer texts are cut, and shorter ones are padded."""
-    lora_rank: int | None = field(None, numbers=_COUNT)
-    """Rank of the trained correction to each projection of a published model. All other weights
-    except the classification head are frozen. None: all weights are trained."""
-    lora_alpha: float = field(16.0, numbers=_POSITIVE)
-    """The correction is multiplied by lora_alpha / lora_rank."""
+    sequence_length: int = 128
+    lora_rank: int | None = None
+    lora_alpha: float = 16.0
     lora_projections: tuple[str, ...] = ()
-    """Names of the corrected projections. Without names: query and value, or GPT-2's joint
-    projection."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not isinstance(self.method, Method):
+            raise ConfigError(f"`method` must be a Method, got {self.method!r}.")
+        named: dict[str, Mapping[str, Any]] = {
+            "clip": CLIPS,
+            "schedule": SCHEDULES,
+            "optimizer": DIRECTIONS,
+            "sampling": SAMPLERS,
+        }
+        for field, known in named.items():
+            if getattr(self, field) not in known:
+                raise unknown_name(field, getattr(self, field), known)
         if self.features != "none" and isinstance(self.method, Augmented):
             raise ConfigError(
                 f"`features` must be 'none' for method={self.method.name}, which alters the images "
@@ -85,17 +209,188 @@ class ExperimentConfig(TrainConfig):
                 "method, or features='none'."
             )
 
-    def data(self, *, progress: bool = False) -> PublishedSpec:
-        """Returns the specification of the data, with its tokenizer and its features."""
-        return PublishedSpec(self.dataset, self.data_dir, progress, self.tokens, self.feature_map)
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as JSON values."""
+        return {**config_of(self).described(), "seed": self.seed}
 
-    def build_model(self, num_classes: int | None) -> nn.Module:
+    def task(self) -> Task:
+        """Returns the task. Without the files of the data, its data are shapes.
+
+        Raises:
+            ConfigError: The model does not fit the data or the checkpoint.
+            ValueError: The sampling has no guarantee with this method, or no noise reaches ε.
+        """
+        data, known = self.data(), self._has_data
+        model = self.build_model(data.num_classes)
+        plan, users = self.plan(data), self.users(data)
+        made = classification(
+            model,
+            data,
+            plan,
+            seed=self.seed,
+            transform_loss=self.method.loss,
+            variables=self._variables(model, data),
+            optimizer=self.following(plan),
+            clip=self._clip,
+            users=users,
+            microbatch_size=self.microbatch_size,
+            budget=self.epsilon if self._has_budget(plan) else None,
+            eval_every=self.eval_every,
+            checkpoint_every=self.checkpoint_every,
+            name=self.method.name,
+        )
+        if known:
+            return made
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made.data)
+        return dataclasses.replace(made, data=shapes)
+
+    @property
+    def spec(self) -> PublishedSpec:
+        """The specification of the data, with its tokenizer and its features."""
+        return PublishedSpec(self.dataset, self.data_dir, True, self.tokens, self.feature_map)
+
+    @property
+    def _has_data(self) -> bool:
+        return self.data_dir is not None or self.dataset not in PUBLISHED
+
+    def data(self) -> Dataset:
+        """Returns the data, or zeros of the published size that take no memory."""
+        if self._has_data:
+            data = self.spec.load()
+            return data.for_selection() if self.held_out else data
+        size, example, num_classes = self.spec.shapes()
+        rows = {
+            name: np.broadcast_to(np.zeros((), x.dtype), (size, *x.shape))
+            for name, x in example.items()
+        }
+        return Dataset(self.dataset, rows, rows, num_classes)
+
+    def users(self, data: Dataset) -> UserTable | None:
+        """Returns the owners of the examples, or None if the unit is an example."""
+        if self.records_per_user is None:
+            return None
+        if data.owners is None:
+            raise ConfigError(
+                f"dataset={self.dataset!r} must have owners with `records_per_user`, got None."
+            )
+        return UserTable(data.owners, self.records_per_user, seed=self.seed or 0)
+
+    def plan(self, data: Dataset) -> dpoptax.PrivacyPlan | PlainPlan:
+        """Returns the plan: sampler, noise and steps."""
+        method, users = self.method, self.users(data)
+        size = data.train_size if users is None else users.num_users
+        if self.batch_size > size:
+            raise ConfigError(
+                f"`batch_size` must be at most {size}, the number of "
+                f"{'training examples' if users is None else 'users'} of "
+                f"dataset={self.dataset!r}, got {self.batch_size}."
+            )
+        of_users = {} if users is None else {"unit": "user", "owners": users.owners}
+        sampler = SAMPLERS[self.sampling](
+            size,
+            self.batch_size,
+            multiple_of=self.microbatch_size or 1,
+            **of_users,
+            **self._turns(size),
+        )
+        if not method.private:
+            return PlainPlan(sampler, self.steps)
+        if (reason := method.unproven()) is not None:
+            return self._unproven(sampler, reason)
+        if self.sampling == "shuffled":
+            raise ConfigError(
+                "`sampling` must not be 'shuffled' for a private method, because the batches of a "
+                "shuffled epoch depend on each other. Use sampling='poisson', or use "
+                "sampling='balls_in_bins' to draw each example once per epoch."
+            )
+        return dpoptax.PrivacyPlan(
+            sampler=sampler,
+            steps=self.steps,
+            epsilon=self.epsilon if self.noise_multiplier is None else None,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            strategy=method.strategy(self.steps),
+            fixed_point=self.fixed_point,
+            accountant=self.accountant,
+        )
+
+    def _unproven(self, sampler: Sampler, reason: str) -> PlainPlan:
+        """Returns the plan of a method without a proof, by default with the noise of DP-SGD."""
+        multiplier = self.noise_multiplier
+        if multiplier is None:
+            counterpart = dpoptax.PrivacyPlan(
+                sampler=sampler, steps=self.steps, epsilon=self.epsilon, delta=self.delta
+            )
+            multiplier = cast(float, counterpart.noise_multiplier)
+
+        def noise(key: jax.Array) -> optax.GradientTransformation:
+            release = {"noise_multiplier": multiplier, "batch_size": self.batch_size, "key": key}
+            return cast(optax.GradientTransformation, self.method.noise(**release))
+
+        return PlainPlan(sampler, self.steps, noise, reason)
+
+    def _turns(self, size: int) -> dict[str, int]:
+        """Returns the sampler options on the participation of an example."""
+        if self.sampling == "cyclic":
+            return {"cycle_length": self.method.cycle_length}
+        if self.sampling == "min_separation":
+            return {"separation": self.method.cycle_length}
+        if self.sampling != "random_allocation":
+            return {}
+        # Participations equal epochs, so that the period of the sampler is the whole run.
+        floor = max(1, self.steps * self.batch_size // size)
+        runs = {-(-k * size // self.batch_size): k for k in (floor, floor + 1)}
+        if self.steps not in runs:
+            steps = " or ".join(str(steps) for steps in runs)
+            raise ConfigError(
+                "`steps` must be a whole number of epochs with sampling='random_allocation', got "
+                f"{self.steps} steps of batch_size={self.batch_size} for {size} examples. Set "
+                f"steps={steps}, or use sampling='balls_in_bins'."
+            )
+        return {"participations": runs[self.steps]}
+
+    def _has_budget(self, plan: dpoptax.PrivacyPlan | PlainPlan) -> bool:
+        return self.noise_multiplier is not None and not isinstance(plan, PlainPlan)
+
+    @property
+    def _clip(self) -> dpoptax.Clip:
+        own = self.method.clip(self.l2_clip_norm)
+        return CLIPS[self.clip](self.l2_clip_norm) if own is None else own
+
+    def stddev(self, plan: dpoptax.PrivacyPlan | PlainPlan) -> float:
+        """Returns the standard deviation of each coordinate of a release, NaN if it has none."""
+        if isinstance(plan, PlainPlan) or getattr(self._clip, "encodes", False):
+            return 0.0 if isinstance(plan, PlainPlan) and plan.noise is None else float("nan")
+        return dpoptax.extend.noise_stddev(
+            self._clip,
+            noise_multiplier=cast(float, plan.noise_multiplier),
+            batch_size=self.batch_size,
+        )
+
+    def following(
+        self,
+        plan: dpoptax.PrivacyPlan | PlainPlan,
+        filter_: optax.GradientTransformation | None = None,
+    ) -> optax.GradientTransformation:
+        """Returns filter, optimizer, learning rate, and the average of the parameters if any."""
+        stddev = self.stddev(plan)
+        own = self.method.direction(stddev) if self.method.private else None
+        # The rate is part of the state, so runs with other rates share a compiled step.
+        rate = optax.inject_hyperparams(optax.scale_by_learning_rate)(self.learning_rate)
+        return optax.chain(
+            self.method.filter(stddev) if filter_ is None else filter_,
+            DIRECTIONS[self.optimizer]() if own is None else own,
+            optax.scale_by_schedule(SCHEDULES[self.schedule](self.steps)),
+            rate,
+            *([] if self.parameter_ema is None else [average_params(self.parameter_ema)]),
+        )
+
+    def build_model(self, num_classes: int) -> nn.Module:
         """Builds the model that `model` names, with LoRA if `lora_rank` is given.
 
         Raises:
             ConfigError: The model does not fit the data or the checkpoint.
         """
-        assert num_classes is not None
         known = PUBLISHED.get(self.dataset)
         check_kind(self.model, self.dataset, "images" if known is None else known.kind)
         if self.model in PUBLISHED_MODELS:
@@ -111,21 +406,25 @@ class ExperimentConfig(TrainConfig):
                     f"`{name}` must be None for model={self.model!r}, which has no published "
                     f"weights, got {getattr(self, name)!r}. Omit it."
                 )
-        return super().build_model(num_classes)
+        return MODELS[self.model](num_classes)
 
-    def initial_variables(self, model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
+    def _variables(self, model: nn.Module, data: Dataset) -> Variables:
         """Returns the initial variables, with the published weights of `pretrained`.
 
-        Raises:
-            ConfigError: A published model has no checkpoint, or the checkpoint of another model.
+        Without the files of the data, they are shapes.
         """
-        if self.pretrained is None and self.model in PUBLISHED_MODELS:
+        if self.pretrained is None and self.model in PUBLISHED_MODELS and self._has_data:
             raise ConfigError(
                 f"`pretrained` must be given for model={self.model!r}, which starts from published "
                 "weights, got None. Pass --pretrained, a directory with config.json and "
                 "model.safetensors."
             )
-        variables = super().initial_variables(model, inputs, key)
+        inputs = cast(dict[str, np.ndarray], data.train)["inputs"]
+        first = jax.ShapeDtypeStruct(inputs.shape[1:], inputs.dtype)
+        init = functools.partial(initial_variables, model)
+        if not self._has_data:
+            return cast(Variables, jax.eval_shape(init, first, jax.random.key(0)))
+        variables = init(np.zeros(first.shape, first.dtype), jax.random.key(self.seed or 0))
         if self.pretrained is None:
             return variables
         return Variables(**pretrained.load_weights(self.pretrained, model, variables._asdict()))
@@ -150,16 +449,23 @@ class ExperimentConfig(TrainConfig):
         )
 
 
+def settings_of(config: Config) -> ExperimentConfig:
+    """Returns the experiment that a config runs, with its values.
+
+    Raises:
+        ConfigError: The config is not an `ExperimentConfig`.
+    """
+    found = [f.default for f in config.flags.values() if f.owner is not None]
+    names = [field.name for field in dataclasses.fields(ExperimentConfig)]
+    if not found or list(config.flags) != names:
+        raise ConfigError(f"The config {config.name} of {config.source} is not an experiment.")
+    return ExperimentConfig(**{name: flag.default for name, flag in config.flags.items()})
+
+
 def load_experiments(path: str | Path) -> dict[str, ExperimentConfig]:
     """Reads the experiment configs of a file; see `load_configs`.
 
     Raises:
         ConfigError: As for `load_configs`, or a config has another class.
     """
-    configs = load_configs(path)
-    found = {n: config for n, config in configs.items() if isinstance(config, ExperimentConfig)}
-    if len(found) < len(configs):
-        raise ConfigError(
-            f"The config file {path} must return an ExperimentConfig, got a TrainConfig."
-        )
-    return found
+    return {name: settings_of(config) for name, config in load_configs(path).items()}

@@ -1,15 +1,263 @@
-"""Configures methods of `dpoptax.contrib`, and DiSK on augmented examples."""
+"""Defines the methods of experiments: clip, noise, filter and optimizer."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import optax
+import optax.contrib
 
 import dpoptax
-from dpoptax.training.methods import Disk, Method
-from dpoptax.training.roles import Role, field
+from dpoptax.matrix import Strategy, optimal_banded_toeplitz
+from dpoptax.training import ConfigError
 from experiments.augmentations import flipped, shifted
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Base class of methods. Use an instance of a subclass in a config.
+
+    Attributes:
+        name: Name in tables and figures.
+        private: Whether gradients are clipped and noised.
+        random: Whether the loss takes a key, which is new for each step.
+        cycle_length: With sampling="cyclic", the number of groups that take turns. With
+            "min_separation", the number of steps in which an example takes part at most once.
+    """
+
+    name: ClassVar[str]
+    private: ClassVar[bool] = True
+    random: ClassVar[bool] = False
+
+    @property
+    def cycle_length(self) -> int:
+        """One group with all examples, in every step."""
+        return 1
+
+    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the loss of one example, with a key as third argument if `random`."""
+        return loss_fn
+
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
+        """Returns the method's clip. None: the clip that the config names."""
+        return None
+
+    def strategy(self, steps: int) -> Strategy | None:
+        """Returns the strategy of correlated noise for a run. None: independent noise."""
+        del steps
+        return None
+
+    def noise(self, **release: Any) -> optax.GradientTransformation | None:
+        """Returns the noise stage of a method without a proof, or None for that of the plan."""
+        del release
+        return None
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns gradient points and filter, between noise and optimizer.
+
+        `stddev` is the standard deviation of the noise in its input.
+        """
+        del stddev
+        return optax.identity()
+
+    def direction(self, stddev: float) -> optax.GradientTransformation | None:
+        """Returns the method's optimizer without learning rate. None: the config's."""
+        del stddev
+        return None
+
+    def unproven(self) -> str | None:
+        """Returns the reason why no ε holds, or None for a method with a proof."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class NonPrivate(Method):
+    """Training without clip, noise and guarantee, as an upper baseline for accuracy."""
+
+    name: ClassVar[str] = "Non-private"
+    private: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DPSGD(Method):
+    """Clipped gradients and Gaussian noise without a filter (Abadi et al., 2016)."""
+
+    name: ClassVar[str] = "DP-SGD"
+
+
+@dataclasses.dataclass(frozen=True)
+class Doppler(Method):
+    """DP-SGD with a low-pass filter on the noisy gradient (Zhang et al., 2024)."""
+
+    name: ClassVar[str] = "DOPPLER"
+
+    preset: str = "doppler-first-order-1"
+    """Name of the filter; see dpoptax.filters.presets."""
+    b: tuple[float, ...] = ()
+    """Feed-forward coefficients b_0, b_1, ... of a custom filter, instead of the preset."""
+    a: tuple[float, ...] = ()
+    """Feedback coefficients a_1, a_2, ... of that filter, without a_0 = 1."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the bias-corrected filter."""
+        del stddev
+        return dpoptax.doppler(*coefficients(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Disk(Method):
+    """Look-ahead along the last step, and a Kalman filter (DiSK, 2024)."""
+
+    name: ClassVar[str] = "DiSK"
+
+    kappa: float = 0.7
+    """Gain of predictor and filter, in (0, 1]. 1 is DP-SGD."""
+    gamma: float | None = 0.5
+    """Length of the look-ahead, in units of the last step. 0: the Hessian-vector product. None:
+    (1 - kappa) / kappa, which needs one gradient per example instead of two."""
+    filter_gain: float | None = None
+    """Gain of the filter alone, in (0, 1]. None: kappa. The code published with Opacus swaps the
+    weights of the filter, which corresponds to 1 - kappa."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the gradient points and the filter."""
+        del stddev
+        return dpoptax.disk(self.kappa, self.gamma, filter_gain=self.filter_gain)
+
+
+@dataclasses.dataclass(frozen=True)
+class PMLF(Method):
+    """Per-example momentum over the last iterates, and a low-pass filter (DP-PMLF)."""
+
+    name: ClassVar[str] = "DP-PMLF"
+
+    length: int = 2
+    """Number of iterates at which each example's gradient is taken."""
+    beta: float = 0.1
+    """Weight of each iterate relative to the next newer one, in [0, 1]."""
+    preset: str = "pmlf-mnist"
+    """Name of the filter; see dpoptax.filters.presets."""
+    b: tuple[float, ...] = ()
+    """Feed-forward coefficients b_0, b_1, ... of a custom filter, instead of the preset."""
+    a: tuple[float, ...] = ()
+    """Feedback coefficients a_1, a_2, ... of that filter, without a_0 = 1."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the gradient points and the bias-corrected filter."""
+        del stddev
+        return dpoptax.pmlf(self.length, self.beta, *coefficients(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveKalman(Method):
+    """Kalman filter with a gain estimated from released gradients and the known noise."""
+
+    name: ClassVar[str] = "Adaptive Kalman"
+
+    decay: float = 0.95
+    """Decay of the running mean that estimates the drift of the gradient, in [0, 1)."""
+    per_leaf: bool = False
+    """Whether each array of parameters has its own gain."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the filter for this noise."""
+        return dpoptax.adaptive_kalman(stddev, decay=self.decay, per_leaf=self.per_leaf)
+
+
+def coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns the coefficients of the method, or those of its preset."""
+    if method.b or method.a:
+        return method.b, method.a
+    return dpoptax.filters.preset(method.preset)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip(Method):
+    """Clip norm that tracks a quantile of the gradient norms (Andrew et al., 2021).
+
+    It starts at the config's clip norm. Each release includes the noisy count that estimates
+    the quantile.
+    """
+
+    name: ClassVar[str] = "Adaptive clip"
+
+    quantile: float = 0.5
+    """Target fraction of examples with unclipped gradients, in [0, 1]."""
+    clip_rate: float = 0.2
+    """A step changes the clip norm by a factor of at most about exp(clip_rate)."""
+    count_share: float = 0.01
+    """Fraction of the privacy cost spent on the count, in (0, 1)."""
+
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
+        """Returns the geometry, whichever clip the config names."""
+        return dpoptax.contrib.adaptive_clip(
+            l2_clip_norm,
+            quantile=self.quantile,
+            learning_rate=self.clip_rate,
+            count_share=self.count_share,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrelatedNoise(Doppler):
+    """Correlated noise, which later steps partly cancel, followed by DOPPLER's filter.
+
+    It needs `sampling="cyclic"`, with as many groups as bands, or "in_order", with at least as many
+    batches per epoch as bands. With `accountant="monte_carlo"`, it also supports "balls_in_bins",
+    "min_separation" and "random_allocation".
+    """
+
+    name: ClassVar[str] = "Correlated noise"
+
+    preset: str = "none"
+    """Name of the filter, see dpoptax.filters.presets."""
+    bands: int = 4
+    """Number of successive steps over which noise is correlated. 1: independent noise."""
+
+    @property
+    def cycle_length(self) -> int:
+        """Number of bands. No example takes part twice within so many steps."""
+        return self.bands
+
+    def strategy(self, steps: int) -> Strategy:
+        """Returns the strategy with the least error of the sum of all gradients."""
+        try:
+            return _optimal_strategy(steps, self.bands)
+        except ImportError as error:
+            raise ConfigError(f"method={self.name} needs an optional package. {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class LPAdam(Doppler):
+    """Adam with DOPPLER's filter as first moment (Zhang et al., 2024, Algorithm 3)."""
+
+    name: ClassVar[str] = "LP-Adam"
+
+    b2: float = 0.999
+    """Decay of the second moment of the unfiltered gradient, in [0, 1)."""
+    noise_corrected: bool = False
+    """Whether to subtract the noise variance from the second moment, as DP-AdamBC does."""
+    rank: int | None = None
+    """Rank of GaLore's projection of each matrix. None: no projection."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Returns the identity, because Adam contains the filter."""
+        del stddev
+        return optax.identity()
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Returns Adam, in the projected space if `rank` is given."""
+        known = stddev if self.noise_corrected else 0.0
+        adam = dpoptax.extend.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
+        if self.rank is None:
+            return adam
+        return optax.contrib.scale_by_galore(self.rank, base_optimizer=adam)
+
+
+@functools.cache
+def _optimal_strategy(steps: int, bands: int) -> Strategy:
+    return optimal_banded_toeplitz(steps, min(bands, steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +266,11 @@ class GeoDP(Method):
 
     name: ClassVar[str] = "GeoDP"
 
-    beta: float = field(0.1, Role.UNPRICED)
+    beta: float = 0.1
     """Factor of the noise on the angles, in (0, 1]."""
 
-    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
+    def noise(self, **release: Any) -> optax.GradientTransformation:
         """Returns Algorithm 1 of the paper, which `dpoptax.accounting` rejects."""
-        del clip, steps
         return dpoptax.contrib.geodp(self.beta, **release)
 
     def unproven(self) -> str:
@@ -69,9 +316,9 @@ class InnerOuter(Method):
 
     length: int = 2
     """Number of iterates at which each example's gradient is taken."""
-    beta: float = field(0.1, Role.UNPRICED)
+    beta: float = 0.1
     """Inner momentum, in [0, 1]."""
-    momentum: float = field(0.9, Role.UNPRICED)
+    momentum: float = 0.9
     """Outer momentum, in [0, 1)."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
@@ -146,7 +393,7 @@ class SignSGD(Method):
 
     name: ClassVar[str] = "DP-SignSGD"
 
-    decay: float = field(0.0, Role.UNPRICED)
+    decay: float = 0.0
     """Decay of the momentum before the sign, in [0, 1)."""
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
@@ -161,7 +408,7 @@ class NormalizedSteps(Method):
 
     name: ClassVar[str] = "Normalized steps"
 
-    decay: float = field(0.0, Role.UNPRICED)
+    decay: float = 0.0
     """Decay of the running mean before the normalization, in [0, 1)."""
 
     def direction(self, stddev: float) -> optax.GradientTransformation:

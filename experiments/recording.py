@@ -5,7 +5,6 @@ costs no privacy.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +14,10 @@ import numpy as np
 import optax
 
 import dpoptax
-from dpoptax.training import ConfigError, Dataset, TrainConfig
-from dpoptax.training.loop import make_job
-from dpoptax.training.run.chain import TrainingChain, noise_stage
-from dpoptax.training.run.context import Context
-from dpoptax.training.run.course import Course
-from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.privacy import plan_on_data
-from dpoptax.training.run.resolved import resolve
+from dpoptax.training import ConfigError
+from dpoptax.training.fitting import run_task
+from dpoptax.training.run import seeds
+from experiments.config import ExperimentConfig
 
 _SEED = 20
 """Seed of the coordinates, the same for all runs, so that runs of a model are comparable."""
@@ -89,24 +83,6 @@ def recorded(opt_state: Any) -> dict[str, np.ndarray]:
     return {state.stage: np.asarray(state.values)[: int(state.count)] for state in states}
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordingChain(TrainingChain):
-    """A chain that records the input and the output of its filter."""
-
-    coordinates: int = 0
-
-    @functools.cached_property
-    def release(self) -> optax.GradientTransformation:
-        """Returns noise and filter, with a recorder after each."""
-        steps = self.config.steps
-        return optax.chain(
-            noise_stage(self),
-            recorder("released", steps, self.coordinates),
-            self.config.method.filter(self.filtered_stddev),
-            recorder("filtered", steps, self.coordinates),
-        )
-
-
 class Recording(NamedTuple):
     """A recording of a run.
 
@@ -130,9 +106,7 @@ class Recording(NamedTuple):
             dpoptax.filters.spectrum.plot(found, folder / "spectrum.png")
 
 
-def record_run(
-    config: TrainConfig, dataset: Dataset, coordinates: int, *, progress: bool = False
-) -> Recording:
+def record_run(config: ExperimentConfig, coordinates: int, *, progress: bool = False) -> Recording:
     """Trains a config and records its released gradients.
 
     Raises:
@@ -144,12 +118,14 @@ def record_run(
             "`config` must have noise to be recorded, because a run without noise releases no "
             "gradients. Use a private method with noise."
         )
-    plan = plan_on_data(config, dataset)
-    run = resolve(config, plan, num_classes=dataset.num_classes)
-    fields = {f.name: getattr(run.chain, f.name) for f in dataclasses.fields(run.chain)}
-    run = dataclasses.replace(run, chain=RecordingChain(**fields, coordinates=coordinates))
-    context = Context(Devices(), Phases(), progress=progress)
-    course = Course(*make_job(run, dataset, context), context)
-    course.finish()
-    found = recorded(course.state.opt_state)
-    return Recording(found, run.chain.filtered_stddev, course.state.params)
+    task = config.task()
+    stddev, steps = config.stddev(task.plan), config.steps
+    recording = optax.chain(
+        recorder("released", steps, coordinates),
+        method.filter(stddev),
+        recorder("filtered", steps, coordinates),
+    )
+    task = dataclasses.replace(task, optimizer=config.following(task.plan, recording))
+    key = None if config.seed is None else seeds.key_of(config.seed, "threefry")
+    result = run_task(task, key=key, progress=progress)
+    return Recording(recorded(result.opt_state), stddev, result.params)

@@ -17,13 +17,12 @@ Shrinkage and Muon were measured with that of commit c6d0562f.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
-from dpoptax.training import load_config
-from dpoptax.training.methods import DPSGD, CorrelatedNoise, Method
+from scattering_linear import get_configs as linear_configs
+
 from experiments.config import ExperimentConfig
-from experiments.methods import SignSGD
+from experiments.methods import DPSGD, CorrelatedNoise, Method, SignSGD
 
 BINS = {"sampling": "balls_in_bins"}
 MOMENTUM = {"optimizer": "momentum"}
@@ -47,7 +46,7 @@ METHODS: dict[str, tuple[Method, float, dict[str, Any]]] = {
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns the configs, which evaluate at the end only."""
-    base = load_config(f"{Path(__file__).with_name('scattering_linear.py')}:mnist/dp_sgd")
+    base = linear_configs()["mnist/dp_sgd"]
     return {
         f"mnist/{name}": dataclasses.replace(base, method=method, learning_rate=rate, **needs)
         for name, (method, rate, needs) in METHODS.items()

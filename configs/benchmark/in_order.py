@@ -16,8 +16,8 @@ So does noise that is correlated over all steps of a pass.
 
 import dataclasses
 
-from dpoptax.training.methods import DPSGD, CorrelatedNoise, Doppler, Method
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, CorrelatedNoise, Doppler, Method
 
 STEPS = {"mnist": 46, "cifar10": 39}
 """Steps of one pass over the four fifths of the training examples that trials see."""

@@ -13,8 +13,7 @@ assumptions. DP-SGD also runs at half, twice and four times this learning rate.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training import load_configs
-from experiments.config import ExperimentConfig
+from experiments.config import ExperimentConfig, load_experiments
 
 PAPER = Path(__file__).parents[1] / "papers" / "pmlf" / "table_1_3.py"
 RATES = 0.25, 1.0, 2.0
@@ -22,7 +21,7 @@ RATES = 0.25, 1.0, 2.0
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns the configs, with the fastest micro-batches on two cores."""
-    published = load_configs(PAPER)
+    published = load_experiments(PAPER)
     configs = {
         f"mnist/{method}_as_published": dataclasses.replace(
             published[f"mnist/eps-1/cnn/{method}"], eval_every=2000, microbatch_size=20

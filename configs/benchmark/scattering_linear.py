@@ -28,19 +28,21 @@ Dictionary features use the factors 0.125 0.25 0.5 1 2 4, and Adam 0.015625 0.03
 
 import dataclasses
 
-from dpoptax.training.methods import (
+from experiments.config import ExperimentConfig
+from experiments.methods import (
     DPSGD,
     PMLF,
+    AdamBC,
     AdaptiveKalman,
     CorrelatedNoise,
     Disk,
     Doppler,
+    GeoDP,
+    InnerOuter,
     LPAdam,
     Method,
     NonPrivate,
 )
-from experiments.config import ExperimentConfig
-from experiments.methods import AdamBC, GeoDP, InnerOuter
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),

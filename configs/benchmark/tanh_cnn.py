@@ -12,7 +12,8 @@ on a pilot run of DP-SGD with learning rates from 2 to 32, where the largest was
 
 import dataclasses
 
-from dpoptax.training.methods import (
+from experiments.config import ExperimentConfig
+from experiments.methods import (
     DPSGD,
     PMLF,
     AdaptiveKalman,
@@ -22,7 +23,6 @@ from dpoptax.training.methods import (
     LPAdam,
     Method,
 )
-from experiments.config import ExperimentConfig
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),

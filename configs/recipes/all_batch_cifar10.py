@@ -9,21 +9,24 @@ operations according to
     dpoptax plan configs/recipes/all_batch_cifar10.py
 """
 
+from dpoptax.training import Task
 from experiments.config import ExperimentConfig
 
+RUN = ExperimentConfig(
+    dataset="cifar10",
+    model="tanh_cnn",
+    steps=100,
+    batch_size=50_000,
+    microbatch_size=200,
+    optimizer="momentum",
+    learning_rate=4.0,
+    l2_clip_norm=0.1,
+    epsilon=4.21,
+    delta=1e-5,
+    eval_every=25,
+)
 
-def get_config() -> ExperimentConfig:
+
+def all_batch_cifar10(run: ExperimentConfig = RUN) -> Task:
     """Returns B = N = 50,000 and 100 steps; C = 0.1, η = 4, momentum 0.9 are assumed."""
-    return ExperimentConfig(
-        dataset="cifar10",
-        model="tanh_cnn",
-        steps=100,
-        batch_size=50_000,
-        microbatch_size=200,
-        optimizer="momentum",
-        learning_rate=4.0,
-        l2_clip_norm=0.1,
-        epsilon=4.21,
-        delta=1e-5,
-        eval_every=25,
-    )
+    return run.task()

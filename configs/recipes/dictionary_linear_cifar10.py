@@ -18,21 +18,24 @@ the learning rate from three. The command was
       --trial-seeds 1 --data-dir DIR --workdir runs/cifar10
 """
 
+from dpoptax.training import Task
 from experiments.config import ExperimentConfig
 
+RUN = ExperimentConfig(
+    dataset="cifar10",
+    features="dictionary",
+    model="linear",
+    steps=120,
+    batch_size=8192,
+    optimizer="momentum",
+    learning_rate=4.0,
+    l2_clip_norm=0.1,
+    epsilon=3.0,
+    delta=1e-5,
+    eval_every=50,
+)
 
-def get_config() -> ExperimentConfig:
+
+def dictionary_linear_cifar10(run: ExperimentConfig = RUN) -> Task:
     """Returns B = 8192, C = 0.1, momentum 0.9 and 120 steps, as for scattering."""
-    return ExperimentConfig(
-        dataset="cifar10",
-        features="dictionary",
-        model="linear",
-        steps=120,
-        batch_size=8192,
-        optimizer="momentum",
-        learning_rate=4.0,
-        l2_clip_norm=0.1,
-        epsilon=3.0,
-        delta=1e-5,
-        eval_every=50,
-    )
+    return run.task()

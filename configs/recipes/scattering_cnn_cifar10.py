@@ -9,24 +9,27 @@ an hour on two CPU cores (experiments/results/on-images.md). A linear model on a
 patches reaches 70.75 % in minutes (dictionary_linear_cifar10.py).
 """
 
+from dpoptax.training import Task
 from experiments.config import ExperimentConfig
 
+RUN = ExperimentConfig(
+    dataset="cifar10",
+    features="scattering",
+    feature_colors="opponent",
+    feature_groups=81,
+    model="tanh_cnn_features",
+    steps=60 * 50_000 // 8192,
+    batch_size=8192,
+    microbatch_size=32,
+    optimizer="momentum",
+    learning_rate=4.0,
+    l2_clip_norm=0.1,
+    epsilon=3.0,
+    delta=1e-5,
+    eval_every=50,
+)
 
-def get_config() -> ExperimentConfig:
+
+def scattering_cnn_cifar10(run: ExperimentConfig = RUN) -> Task:
     """Returns B = 8192, 60 epochs, C = 0.1, η = 4, momentum 0.9, as the authors."""
-    return ExperimentConfig(
-        dataset="cifar10",
-        features="scattering",
-        feature_colors="opponent",
-        feature_groups=81,
-        model="tanh_cnn_features",
-        steps=60 * 50_000 // 8192,
-        batch_size=8192,
-        microbatch_size=32,
-        optimizer="momentum",
-        learning_rate=4.0,
-        l2_clip_norm=0.1,
-        epsilon=3.0,
-        delta=1e-5,
-        eval_every=50,
-    )
+    return run.task()

@@ -18,23 +18,26 @@ the authors' code, had 62.4 % at ε = 3. An average of the parameters (`--set pa
 had 62.96 ± 0.22 %.
 """
 
+from dpoptax.training import Task
 from experiments.config import ExperimentConfig
 
+RUN = ExperimentConfig(
+    dataset="cifar10",
+    features="scattering",
+    feature_colors="opponent",
+    feature_groups=81,
+    model="linear",
+    steps=120,
+    batch_size=8192,
+    optimizer="momentum",
+    learning_rate=4.0,
+    l2_clip_norm=0.1,
+    epsilon=3.0,
+    delta=1e-5,
+    eval_every=50,
+)
 
-def get_config() -> ExperimentConfig:
+
+def scattering_linear_cifar10(run: ExperimentConfig = RUN) -> Task:
     """Returns B = 8192, C = 0.1, η = 4, momentum 0.9, as the authors, and 120 steps."""
-    return ExperimentConfig(
-        dataset="cifar10",
-        features="scattering",
-        feature_colors="opponent",
-        feature_groups=81,
-        model="linear",
-        steps=120,
-        batch_size=8192,
-        optimizer="momentum",
-        learning_rate=4.0,
-        l2_clip_norm=0.1,
-        epsilon=3.0,
-        delta=1e-5,
-        eval_every=50,
-    )
+    return run.task()

@@ -13,20 +13,23 @@ trial on held-out training data selected the learning rate from 16, 32 and 64. T
 The learning rates were found in trials on MNIST, which this ε does not cover.
 """
 
+from dpoptax.training import Task
 from experiments.config import ExperimentConfig
 
+RUN = ExperimentConfig(
+    dataset="mnist",
+    features="scattering",
+    model="linear",
+    steps=300,
+    batch_size=4096,
+    learning_rate=32.0,
+    l2_clip_norm=0.1,
+    epsilon=1.0,
+    delta=1e-5,
+    eval_every=50,
+)
 
-def get_config() -> ExperimentConfig:
+
+def scattering_linear_mnist(run: ExperimentConfig = RUN) -> Task:
     """Returns B = 4096, 300 steps, C = 0.1, η = 32 and ε = 1."""
-    return ExperimentConfig(
-        dataset="mnist",
-        features="scattering",
-        model="linear",
-        steps=300,
-        batch_size=4096,
-        learning_rate=32.0,
-        l2_clip_norm=0.1,
-        epsilon=1.0,
-        delta=1e-5,
-        eval_every=50,
-    )
+    return run.task()

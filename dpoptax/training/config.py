@@ -117,6 +117,9 @@ class Config:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name = getattr(value, "name", type(value).__name__)
+        return {"name": name, **{k: _plain(x) for k, x in dataclasses.asdict(value).items()}}
     known = value is None or isinstance(value, str | bool | int | float)
     return value if known else str(value)
 

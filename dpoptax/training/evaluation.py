@@ -58,6 +58,11 @@ class Evaluation:
             means[self._prefix + metric] = total / max(terms, 1)
         return means
 
+    def on(self, examples: streaming.Source, *, prefix: str) -> "Evaluation":
+        """Returns the evaluation of the same metrics on other examples."""
+        frozen = self._frozen.get("frozen")
+        return Evaluation(self._metrics, examples, frozen=frozen, prefix=prefix)
+
     @functools.cached_property
     def _resident(self) -> Any:
         # Several hosts share programs only with arrays that are on no device.

@@ -16,6 +16,7 @@ from dpoptax.runs import RunIdentity, key_of_words, seeded, settings, shared_key
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_state
 from dpoptax.training.run import inputs, seeds
+from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.phases import Phases, say
@@ -136,7 +137,8 @@ def fit(
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None. If it requires a second
         argument, it also gets the state of `optimizer`, for example for an average of the
-        parameters. That state does not hold the noise key.
+        parameters. That state does not hold the noise key. With `average_params` in the optimizer
+        and one argument, it gets that average.
       eval_every: steps between evaluations; by default a tenth of the plan's. There is also one
         before the first step and one after the last.
       log: destination of a record for each evaluation, with step, ε, metrics and seconds: a list,
@@ -334,7 +336,7 @@ def _shown_to(evaluate: Callable[..., Any] | None) -> Callable[[Any, Any], tuple
     """Returns a function from parameters and state of the chain to the arguments of `evaluate`."""
     if evaluate is not None and takes_state(evaluate):
         return lambda params, opt_state: (params, opt_state[-1])  # not the noise, with its key
-    return lambda params, opt_state: (params,)
+    return lambda params, opt_state: (averaged(params, opt_state),)
 
 
 def _metrics(

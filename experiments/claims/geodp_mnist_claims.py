@@ -3,20 +3,13 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from dpoptax.training import TrainConfig, load_configs
-from dpoptax.training.loop import make_job
-from dpoptax.training.run.context import Context
-from dpoptax.training.run.course import Course
-from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.evaluation import Evaluator
-from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.privacy import plan_on_data
-from dpoptax.training.run.resolved import resolve
-from dpoptax.training.search.trials import dataset_of
+from dpoptax.training import Config, Evaluation, load_configs
+from dpoptax.training.fitting import run_task
+from dpoptax.training.run import seeds
 from experiments.claims.study_rows import Findings, Parts, Row, over, verdict
 
 # Two losses that differ by at most this much are called almost equal.
@@ -27,42 +20,36 @@ def geodp_mnist(seeds: int, configs: Path, data_dir: Path) -> Parts:
     """Trains the curves of GeoDP Fig. 5, one run per part, all with the same seeds."""
     curves = load_configs(configs / "papers" / "geodp" / "figure_5.py")
     return [
-        functools.partial(
-            _curve, name, dataclasses.replace(config, seed=seed, data_dir=data_dir), seed
-        )
+        functools.partial(_curve, name, config.replace(seed=seed, data_dir=data_dir), seed)
         for seed in range(seeds)
         for name, config in curves.items()
     ]
 
 
-def _curve(name: str, config: TrainConfig, seed: int) -> list[Row]:
+def _curve(name: str, config: Config, seed: int) -> list[Row]:
     panel, _, curve = name.split("/")
     method, _, size = curve.rpartition("-")
-    dataset = dataset_of(config, held_out=False, progress=True)
-    plan = plan_on_data(config, dataset)
-    run = resolve(config, plan, num_classes=dataset.num_classes)
-    context = Context(Devices(), Phases())
-    job, first = make_job(run, dataset, context)
-    on_training_data = Evaluator(config, run.model, job.data, job.frozen)
+    task, noise_multiplier = config.task(), config.flags["noise_multiplier"].default
+    tested = cast(Evaluation, task.evaluate)
+    on_training_data = tested.on(task.data, prefix="training_")
 
     def evaluate(params: Any) -> dict[str, Any]:
-        training_loss = on_training_data(params)["test_loss"]
-        return {**job.evaluate(params), "training_loss": training_loss}
+        return {**tested(params), "training_loss": on_training_data(params)["training_loss"]}
 
-    course = Course(dataclasses.replace(job, evaluate=evaluate), first, context)
-    course.finish()
+    task = dataclasses.replace(task, evaluate=evaluate)
+    result = run_task(task, key=seeds.key_of(seed, "threefry"), progress=False)
     return [
         {
             "panel": panel,
-            "noise_multiplier": config.noise_multiplier,
-            "method": method if config.noise_multiplier else "none",
+            "noise_multiplier": noise_multiplier,
+            "method": method if noise_multiplier else "none",
             "batch_size": int(size),
             "seed": seed,
             "step": entry["step"],
             "training_loss": entry["training_loss"],
             "test_accuracy": 100 * entry["test_accuracy"],
         }
-        for entry in course.state.history
+        for entry in result.history
     ]
 
 

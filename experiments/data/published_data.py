@@ -1,29 +1,37 @@
-"""Registers published data sets and specifies the data of a config."""
+"""Lists published data sets, and reads the data of a config."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
 
-from dpoptax.runs import rows_digest
 from dpoptax.training import ConfigError
-from dpoptax.training.data.dataset import (
-    Dataset,
-    DatasetSpec,
-    Shapes,
-    Split,
-    Unit,
-    register_dataset,
-)
+from dpoptax.training.data.dataset import Dataset, Split, load_digits
+from dpoptax.training.errors import unknown_name
 from experiments.data.features import FeatureMap, example_of, featured
 from experiments.data.tokens import Tokens
 
 Kind = Literal["images", "sentences", "generation"]
 """An image and its class; a row of tokens and its class; or a row of tokens with a label for each,
 the next token or `NO_LABEL`."""
+
+
+class Shapes(NamedTuple):
+    """Sizes and types of a data set, without its values.
+
+    Attributes:
+        size: Number of training examples.
+        example: Shapes and types of one example.
+        num_classes: As for `Dataset`.
+    """
+
+    size: int
+    example: dict[str, jax.ShapeDtypeStruct]
+    num_classes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,21 +79,25 @@ PUBLISHED: dict[str, PublishedDataset] = {}
 
 
 def register(name: str, dataset: PublishedDataset) -> None:
-    """Adds a data set. Plain configs can also use it if it has images."""
+    """Adds a data set."""
     PUBLISHED[name] = dataset
-    if dataset.kind == "images":
-        register_dataset(dataset.load, name)
 
 
 @dataclasses.dataclass(frozen=True)
-class PublishedSpec(DatasetSpec):
-    """Specifies a published data set, or another one with features instead of images.
+class PublishedSpec:
+    """Specifies a published data set or the digits. It is hashable, so that data are read once.
 
     Attributes:
+        name: Name of the data set.
+        data_dir: Directory with its files.
+        progress: Whether to show a progress bar if reading takes long.
         tokens: Settings that turn its texts into arrays.
         features: Map that replaces its images. None: the images themselves.
     """
 
+    name: str
+    data_dir: Path | None = None
+    progress: bool = dataclasses.field(default=False, compare=False)
     tokens: Tokens = Tokens(None, 128)
     features: FeatureMap | None = None
 
@@ -93,52 +105,71 @@ class PublishedSpec(DatasetSpec):
         """Reads the data set and computes its features.
 
         Raises:
-            ConfigError: As for `DatasetSpec.load`, or the examples have no such features.
+            ConfigError: The name is unknown, the directory or a file is missing, a file is damaged,
+                or the examples have no such features.
         """
-        dataset = super().load()
-        if self.features is None:
-            return dataset
-        self._check_images(self.features)
-        train, test = (
-            featured(split, self.features, name=f"{self.name}, {which}", progress=self.progress)
-            for which, split in (("train", dataset.train), ("test", dataset.test))
-        )
-        fields: dict[str, Any] = {
-            field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)
-        }
-        digests = {"source": rows_digest(dataset.train, whole=False)}
-        fields |= {"train": train, "test": test, "computed_from": digests}
-        return FeatureDataset(**fields)
+        return _load(self)
 
-    def shapes(self, unit: Unit) -> Shapes:
-        """Returns published sizes without a directory, and otherwise those of the data.
-
-        The number of users is known from the data only.
-        """
+    def shapes(self) -> Shapes:
+        """Returns published sizes without a directory, and otherwise those of the data."""
         if self.features is not None:
             self._check_images(self.features)
-            images = dataclasses.replace(self, features=None).shapes(unit)
+            images = dataclasses.replace(self, features=None).shapes()
             return images._replace(example=example_of(self.features, images.example))
-        if self.data_dir is None and unit == "example" and self.name in PUBLISHED:
+        if self.data_dir is None and self.name in PUBLISHED:
             return PUBLISHED[self.name].shapes(self.tokens.length)
-        return super().shapes(unit)
+        data = self.load()
+        example = {
+            name: jax.ShapeDtypeStruct(values.shape[1:], values.dtype)
+            for name, values in cast(Split, data.train).items()
+        }
+        return Shapes(data.train_size, example, data.num_classes)
+
+    def _directory(self) -> Path:
+        """Returns the directory of the files, or raises a ConfigError."""
+        if self.data_dir is None:
+            raise ConfigError(
+                f"`data_dir` must be given for dataset={self.name!r}, got None. Pass --data-dir, "
+                "the directory with the published files."
+            )
+        directory = Path(self.data_dir)
+        if not directory.is_dir():
+            raise ConfigError(f"`data_dir` must be an existing directory, got {str(directory)!r}.")
+        return directory
 
     def read(self) -> Dataset:
         """Reads the data set, with texts encoded by the tokenizer."""
-        if self._kind == "images":
-            return super().read()
-        return PUBLISHED[self.name].load(self.directory(), self.tokens)
-
-    @property
-    def _kind(self) -> Kind:
-        return PUBLISHED[self.name].kind if self.name in PUBLISHED else "images"
+        if self.name == "digits":
+            return load_digits()
+        if self.name not in PUBLISHED:
+            raise unknown_name("dataset", self.name, ("digits", *PUBLISHED))
+        published = PUBLISHED[self.name]
+        tokens = () if published.kind == "images" else (self.tokens,)
+        return published.load(self._directory(), *tokens)
 
     def _check_images(self, features: FeatureMap) -> None:
-        if self._kind != "images":
+        kind = PUBLISHED[self.name].kind if self.name in PUBLISHED else "images"
+        if kind != "images":
             raise ConfigError(
-                f"`features` must be 'none' for dataset={self.name!r}, which is for {self._kind}, "
-                f"got {features.name!r}. Features need images."
+                f"`features` must be 'none' for dataset={self.name!r}, which is for {kind}, got "
+                f"{features.name!r}. Features need images."
             )
+
+
+@functools.lru_cache(maxsize=2)
+def _load(spec: PublishedSpec) -> Dataset:
+    dataset = spec.read()
+    if spec.features is None:
+        return dataset
+    spec._check_images(spec.features)
+    train, test = (
+        featured(split, spec.features, name=f"{spec.name}, {which}", progress=spec.progress)
+        for which, split in (("train", dataset.train), ("test", dataset.test))
+    )
+    fields: dict[str, Any] = {
+        field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)
+    }
+    return FeatureDataset(**{**fields, "train": train, "test": test})
 
 
 def load_published(

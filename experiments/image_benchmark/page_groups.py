@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from dpoptax.training.run.privacy import SAMPLERS
 from scipy import stats
 
 from dpoptax.matrix import CyclicPoissonSampler
-from dpoptax.training import ConfigError, methods
+from dpoptax.training import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.privacy import SAMPLERS
-from experiments import methods as published_methods
+from experiments import methods
 from experiments.config import ExperimentConfig
 from experiments.image_benchmark.run_lines import Line
 from experiments.reports.paper_runs import points
@@ -266,7 +266,7 @@ def _gradients(line: Line) -> int:
 def _method(line: Line) -> methods.Method:
     """Returns the method of a line with its parameters."""
     given = dict(line.settings["method"])
-    every = (vars(methods) | vars(published_methods)).values()
+    every = vars(methods).values()
     kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
     kind = kinds.get(given.pop("name"))
     if kind is None or "class" in given:

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.models import MODELS
 from experiments.data.published_data import Kind
-from experiments.models import pretrained
+from experiments.models import MODELS, pretrained
 from experiments.models.language import Gpt2, RobertaClassifier
 from experiments.models.transformer import Lora
 from experiments.models.vision import VitClassifier

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 import dpoptax
 from dpoptax.training.run import records
-from dpoptax.training.run.chain import build_chain
-from dpoptax.training.run.seeds import Keys
 from experiments.config import ExperimentConfig
 
 CLAIMS = {
@@ -63,8 +61,8 @@ section VI-A of GeoDP and the checklist of DOPPLER. DiSK does not state it."""
 def points(config: ExperimentConfig) -> int:
     """Returns the number of gradients per example and step, counting copies."""
     params = {"w": jnp.zeros(2)}
-    chain = build_chain(config, 1.0, Keys.fixed("threefry"))
-    found = dpoptax.gradient_points(chain.release.init(params), params)
+    method = config.method.filter(1.0)
+    found = dpoptax.gradient_points(method.init(params), params)
     copies: int = getattr(config.method, "multiplicity", 1)
     return (len(found.points) + (found.tangent is not None)) * copies
 

@@ -10,16 +10,16 @@ multiplier by √(c² + (1 - c)²), which invalidates its ε. We do not reproduc
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, Disk
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Disk
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns the base optimizer, DiSK on it, and DiSK with the published code's gain."""
-    base = load_configs(Path(__file__).with_name("base.py"))
+    base = base_configs()
     methods = {
         "base": DPSGD(),
         "disk": Disk(kappa=0.7, gamma=0.5),

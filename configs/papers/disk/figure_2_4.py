@@ -8,11 +8,11 @@ to ResNet-50 (Figure 7). For CIFAR-100, section 5.2 states 41.8 % and Table 6 st
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, Disk
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Disk
 
 PANELS = (
     ("mnist", "cnn_5", 0.5),
@@ -26,7 +26,7 @@ PANELS = (
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns the base optimizer, and DiSK on it."""
-    base = load_configs(Path(__file__).with_name("base.py"))
+    base = base_configs()
     return {
         f"{dataset}/{model}/{name}": dataclasses.replace(
             base[dataset], model=model, epsilon=epsilon, method=method

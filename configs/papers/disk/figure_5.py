@@ -9,16 +9,16 @@ The paper does not state the other hyper-parameters. Here: ten epochs of Adam at
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, Disk
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Disk
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns DPAdam, and DiSK on it; all weights are trained."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar100")["cifar100"]
+    base = base_configs()["cifar100"]
     base = dataclasses.replace(
         base,
         model="vit_small_published",

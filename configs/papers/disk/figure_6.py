@@ -21,16 +21,16 @@ for which the matrix is not optimal. ε is for replacing an example by one that 
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, CorrelatedNoise, Disk, Doppler
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns the base optimizer, DOPPLER, DP-FTRL and DiSK."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = base_configs()["cifar10"]
     methods = {
         "base": DPSGD(),
         "doppler": Doppler(b=(0.7,), a=(-0.3,)),

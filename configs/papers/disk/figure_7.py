@@ -27,9 +27,8 @@ They are not in the figure.
 
 import dataclasses
 
-from dpoptax.training.methods import DPSGD, Disk
 from experiments.config import ExperimentConfig
-from experiments.methods import Augmented, AugmentedDisk
+from experiments.methods import DPSGD, Augmented, AugmentedDisk, Disk
 
 COPIES = {"multiplicity": 4, "shift": 4, "mirrored": True, "flip": True}
 DISK = {"kappa": 0.7, "gamma": 0.5}

@@ -7,11 +7,11 @@ values of ε on the axis only. Here they are those of Table 6.
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import Disk
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import Disk
 
 KAPPAS = (0.99, 0.9, 0.8, 0.7, 0.6, 0.5)
 GAMMAS = {f"{gamma:g}": gamma for gamma in (0.2, 0.3, 0.5, 1.0, 2.0, 3.0)} | {"nag": None}
@@ -19,7 +19,7 @@ GAMMAS = {f"{gamma:g}": gamma for gamma in (0.2, 0.3, 0.5, 1.0, 2.0, 3.0)} | {"n
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns configs for pairs of gain and look-ahead, and pairs of gain and ε."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = base_configs()["cifar10"]
     first = {
         f"kappa-{kappa:g}/gamma-{name}": dataclasses.replace(base, method=Disk(kappa, gamma))
         for kappa in KAPPAS

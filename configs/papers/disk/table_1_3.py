@@ -14,8 +14,8 @@ Its scale is not stated; here it is 16. δ is that of Table 7, which equals 1/N^
 QQP, is slightly smaller for MNLI, and much smaller for QNLI.
 """
 
-from dpoptax.training.methods import DPSGD, Disk, Method, NonPrivate
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Disk, Method, NonPrivate
 
 TASKS = {
     "mnli": (392_702, 6, 6.3e-7),

@@ -16,8 +16,8 @@ in Table 5, the non-private one, is 0.921. A perplexity cannot be below 1, but a
 nats can.
 """
 
-from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Disk, NonPrivate
 
 TASKS = {"e2e": (42_061, 10, 2e-3, 100, 1.2e-5), "dart": (62_659, 15, 5e-4, 120, 6.1e-6)}
 """Number of training examples, epochs, η, tokens, and δ."""

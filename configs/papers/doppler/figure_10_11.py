@@ -5,16 +5,16 @@ is assumed for both. The learning rates are the grid of Table 1.
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import Doppler, LPAdam
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import Doppler, LPAdam
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns Figure 10 by learning rate, and Figure 11 by schedule."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = base_configs()["cifar10"]
     base = dataclasses.replace(base, steps=150 * 50)
     adam = LPAdam("doppler-first-order-1", noise_corrected=True)
     rates = {

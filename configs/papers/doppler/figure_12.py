@@ -6,16 +6,16 @@ the number of epochs (here 10).
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, Doppler
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Doppler
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns configs with and without the first-order filter of Table 2."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = base_configs()["cifar10"]
     base = dataclasses.replace(base, model="vit_small_published", steps=500, microbatch_size=20)
     return {
         f"eps-{epsilon:g}/{name}": dataclasses.replace(base, epsilon=epsilon, method=method)

@@ -10,16 +10,16 @@ does not state the privacy of this figure; here ε = 8.
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, Doppler
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Doppler
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns configs with and without the first-order filter of Table 2."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = base_configs()["cifar10"]
     base = dataclasses.replace(base, model="resnet_50", steps=4000, batch_size=500)
     return {
         name: dataclasses.replace(base, method=method)

@@ -6,17 +6,17 @@ of Figure 7(a); the version of EfficientNet, here B0.
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, Doppler
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Doppler
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns configs with and without the filter."""
     rows = {}
-    for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():
+    for dataset, base in base_configs().items():
         models = (
             ["cnn_5", "vit_small", "efficientnet_b0", "resnet_50"]
             if dataset == "cifar10"

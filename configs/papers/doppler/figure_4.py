@@ -10,11 +10,11 @@ does not state that either.
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, Doppler, LPAdam
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Doppler, LPAdam
 
 FILTER = "doppler-first-order-1"
 PANELS = {
@@ -30,7 +30,7 @@ PANELS = {
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns three optimizers at four ε, with and without the filter of Table 2."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = base_configs()["cifar10"]
     return {
         f"{panel}/eps-{epsilon:g}/{name}": dataclasses.replace(
             base, method=method, learning_rate=rate, epsilon=epsilon

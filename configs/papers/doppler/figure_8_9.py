@@ -7,11 +7,11 @@ automatic clipping, here AUTO-S.
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import Doppler
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import Doppler
 
 FILTERS = (
     "none",
@@ -25,7 +25,7 @@ FILTERS = (
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns Figure 8 by filter, and Figure 9 by clip, flat and per layer."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = base_configs()["cifar10"]
     filters = {
         f"filter/{name}": dataclasses.replace(base, method=Doppler(preset=name)) for name in FILTERS
     }

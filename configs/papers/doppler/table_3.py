@@ -16,8 +16,8 @@ does not say whether the 50 or more epochs of Table 1 apply to GLUE.
 That script asks the masked language model to fill in a word; here a classification head is trained.
 """
 
-from dpoptax.training.methods import DPSGD, LPAdam, Method
 from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, LPAdam, Method
 
 TASKS = {
     "sst2": (67_349, 3, 1000, 1024),

@@ -27,9 +27,8 @@ The paper states ε = 484.5, 153.2, 48.5, 15.3, 4.9, 1.5 at δ = 1e-5 for σ = 1
 with variance σ. But section IV defines σ as the standard deviation, as we do.
 """
 
-from dpoptax.training.methods import DPSGD
 from experiments.config import ExperimentConfig
-from experiments.methods import GeoDP
+from experiments.methods import DPSGD, GeoDP
 
 PANELS = {
     "a": ((0.0, 4096, ()), (1.0, 4096, (1.0,)), (1.0, 2048, (1.0,))),

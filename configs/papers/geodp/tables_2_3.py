@@ -17,9 +17,8 @@ the ε that σ implies over all steps, at δ = 1e-5. For GeoDP it reports no ε,
 exists. At σ = 0.1 and 0.01 that ε gives no protection, and only "pld" can compute it.
 """
 
-from dpoptax.training.methods import DPSGD, Method
 from experiments.config import ExperimentConfig
-from experiments.methods import GeoDP
+from experiments.methods import DPSGD, GeoDP, Method
 
 ROWS: dict[str, tuple[Method, int, str]] = {
     "dp-8192": (DPSGD(), 8192, "l2"),

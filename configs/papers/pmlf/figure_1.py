@@ -6,12 +6,11 @@ momenta of InnerOuter are not stated; here they are those of table_1_3.py.
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, Doppler
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
-from experiments.methods import InnerOuter
+from experiments.methods import DPSGD, Doppler, InnerOuter
 
 PANELS = {
     8.0: {"dp_sgd": DPSGD(), "lp_dp_sgd": Doppler("pmlf-cifar")},
@@ -21,7 +20,7 @@ PANELS = {
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns two curves for each panel."""
-    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = base_configs()["cifar10"]
     return {
         f"eps-{epsilon:g}/{name}": dataclasses.replace(
             base, epsilon=epsilon, steps=100 * 50, method=method

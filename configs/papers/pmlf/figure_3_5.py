@@ -6,18 +6,17 @@ table_1_3.py. Figure 5 has 100 epochs and ε = 1. InnerOuter and LP-DPSGD are th
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, PMLF, Doppler
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
-from experiments.methods import InnerOuter
+from experiments.methods import DPSGD, PMLF, Doppler, InnerOuter
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns the configs; "w/o PM" has one iterate, and "w/o LF" has no filter."""
     rows = {}
-    for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():
+    for dataset, base in base_configs().items():
         preset = "pmlf-cifar" if "cifar" in dataset else "pmlf-mnist"
         pmlf, plain = PMLF(2, 0.1, preset), PMLF(2, 0.1, "none")
         if dataset in ("mnist", "cifar10"):

@@ -5,16 +5,16 @@ DATASET/eps-E/k-K (Figure 7, at β = 0.1).
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import PMLF
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import PMLF
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns configs for β from 0.1 to 0.9 and for k from 2 to 6."""
-    base = load_configs(Path(__file__).with_name("base.py"))
+    base = base_configs()
     rows = {}
     for dataset, preset in (("mnist", "pmlf-mnist"), ("cifar10", "pmlf-cifar")):
         sweep = {f"beta-{b:g}": PMLF(2, b, preset) for b in (0.1, 0.3, 0.5, 0.7, 0.9)}

@@ -6,12 +6,11 @@ InnerOuter, here 0.1 over two iterates and 0.9; the size of the ViT, here width 
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import DPSGD, PMLF, Doppler
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
-from experiments.methods import InnerOuter
+from experiments.methods import DPSGD, PMLF, Doppler, InnerOuter
 
 MODELS = {"vit": "vit_tiny", "resnet": "resnet_18", "cnn": "cnn_5"}
 
@@ -19,7 +18,7 @@ MODELS = {"vit": "vit_tiny", "resnet": "resnet_18", "cnn": "cnn_5"}
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns β = 0.1, k = 2, a = -0.9; b = 0.1, or b = (0.15, -0.05) on CIFAR."""
     rows = {}
-    for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():
+    for dataset, base in base_configs().items():
         preset = "pmlf-cifar" if "cifar" in dataset else "pmlf-mnist"
         methods = {
             "dp_sgd": DPSGD(),

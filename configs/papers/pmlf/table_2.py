@@ -6,9 +6,8 @@ assumed: the filter, here that of gray images; InnerOuter's momenta, 0.1 over tw
 a length of 128 tokens.
 """
 
-from dpoptax.training.methods import DPSGD, PMLF, Doppler
 from experiments.config import ExperimentConfig
-from experiments.methods import InnerOuter
+from experiments.methods import DPSGD, PMLF, Doppler, InnerOuter
 
 SIZES = {"mnli": 392_702, "qnli": 104_743, "qqp": 363_846, "sst2": 67_349}
 METHODS = {

@@ -4,16 +4,16 @@ Names are DATASET/eps-E/filter-ROW.
 """
 
 import dataclasses
-from pathlib import Path
 
-from dpoptax.training import load_configs
-from dpoptax.training.methods import PMLF
+from base import get_configs as base_configs
+
 from experiments.config import ExperimentConfig
+from experiments.methods import PMLF
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
     """Returns the rows of the table in order; the last row has no filter."""
-    base = load_configs(Path(__file__).with_name("base.py"))
+    base = base_configs()
     return {
         f"{dataset}/eps-{epsilon:g}/filter-{row}": dataclasses.replace(
             base[dataset], epsilon=epsilon, method=PMLF(preset=f"pmlf-{row}")

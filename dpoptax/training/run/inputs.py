@@ -111,7 +111,8 @@ def _strongly_typed(x: Any) -> jax.Array:
 
 def param_specs(params: Any) -> Any:
     """Returns the `PartitionSpec` of each parameter, or None if all are replicated."""
-    if all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params)):
+    leaves = jax.tree.leaves(params)
+    if all(x.is_fully_replicated for x in leaves if isinstance(x, jax.Array)):
         return None
     return jax.tree.map(lambda leaf: leaf.sharding.spec, params)
 
@@ -154,6 +155,11 @@ def checked_data(
         ValueError: The data do not fit the plan, or are not finite.
     """
     columns = streaming.columns(data)
+    if any(isinstance(column, jax.ShapeDtypeStruct) for column in columns):
+        raise ValueError(
+            "`data` must hold the examples to train on them, got their shapes, which only plan a "
+            "run. Pass the data, such as by --data-dir."
+        )
     for column in columns:
         shape = getattr(column, "shape", None)
         if isinstance(column, str) or shape == () or not hasattr(column, "__getitem__"):

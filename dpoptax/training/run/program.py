@@ -169,7 +169,9 @@ class RunProgram:
         lead: tuple[int, ...] = (rows,)
         if task.users is not None:
             lead = (rows, task.users.records_per_user)
-        example = streaming.read(task.data, np.zeros(1, np.int64))
+        example = task.data
+        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(example)):
+            example = streaming.read(task.data, np.zeros(1, np.int64))
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype), example
         )

@@ -195,7 +195,9 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     if trial.keep_params:
         final = averaged(result.params, result.opt_state)
         records.save_params(path.with_suffix(".msgpack"), final)
-    summary = {**summarize(task, result), "config": trial.config.described()}
+    seed = trial.config.flags["seed"].default
+    given = trial.config.described() | {"seed": seed}
+    summary = {**summarize(task, result), "config": given}
     records.write_json(path, {**summary, "history": result.history})
 
 
