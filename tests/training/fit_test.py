@@ -24,7 +24,7 @@ import dpoptax
 from dpoptax import accounting
 from dpoptax.training import fit, fitting
 from dpoptax.training.data import streaming
-from dpoptax.training.run import averaging, course, step
+from dpoptax.training.run import averaging, step, training_loop
 from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.users import UserTable
 from tests import helpers
@@ -561,7 +561,7 @@ def test_first_evaluation_does_not_count_as_step_time(monkeypatch):
     def evaluate(params):
         evaluated.append(time.time())
 
-    monkeypatch.setattr(course, "Bar", Bar)
+    monkeypatch.setattr(training_loop, "Bar", Bar)
     plan = make_plan(steps=1)
     fit(linear_loss, np.zeros(5), (X, Y), plan, optimizer=ADAM, evaluate=evaluate)
     assert evaluated[0] <= began[0] <= evaluated[1]
@@ -643,6 +643,6 @@ def test_error_of_a_loss_does_not_blame_the_optimizer():
     ids=_words,
 )
 def test_refuses_bad_arguments_before_first_step(error, changes, message, monkeypatch):
-    monkeypatch.setattr(fitting.Course, "advance", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr(fitting.TrainingLoop, "advance", lambda *_: pytest.fail("a step was taken"))
     with pytest.raises(error, match=message):
         quiet(**changes)

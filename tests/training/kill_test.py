@@ -22,7 +22,7 @@ CONFIG = dataclasses.replace(runs.CONFIG, eval_every=7, checkpoint_every=5, batc
 def _train(steps, small, workdir):
     """Trains in a process that logs each step before its release."""
     workdir, checkpoints._SMALL = Path(workdir), small
-    advance = course.Course.advance
+    advance = training_loop.TrainingLoop.advance
 
     def logged(self, drawn):
         assert self.state.done >= self.context.shown, "repeats a step that was shown"
@@ -35,7 +35,7 @@ def _train(steps, small, workdir):
             log.write(f"{ledger.releases} {before.hexdigest()}\n")
         advance(self, drawn)
 
-    course.Course.advance = logged
+    training_loop.TrainingLoop.advance = logged
     loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
 
 

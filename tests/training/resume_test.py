@@ -24,7 +24,7 @@ from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import figures, resume
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
-from dpoptax.training.run.course import Course
+from dpoptax.training.run.training_loop import TrainingLoop
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.seeds import Keys
@@ -44,14 +44,14 @@ def run(workdir, stop_before=None, **changes):
         patch.setattr(figures, "plot_run", lambda *_: None)
         patch.setattr(Checkpoints, "saving", lambda _: False)
         if stop_before is not None:
-            advance, count = Course.advance, iter(range(stop_before))
+            advance, count = TrainingLoop.advance, iter(range(stop_before))
 
             def limited(course, batch):
                 if next(count, None) is None:
                     raise StoppedError
                 advance(course, batch)
 
-            patch.setattr(Course, "advance", limited)
+            patch.setattr(TrainingLoop, "advance", limited)
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )
@@ -208,7 +208,7 @@ def test_fixed_point_repeats_shown_steps_exactly_or_refuses(tmp_path):
         run(tmp_path, stop_before=2, **exact)
     remove_checkpoints(tmp_path, 1, 2)
     shown = (tmp_path / "metrics.jsonl").read_text()
-    advance = Course.advance
+    advance = TrainingLoop.advance
 
     def otherwise(course, batch):
         advance(course, batch)
@@ -216,7 +216,7 @@ def test_fixed_point_repeats_shown_steps_exactly_or_refuses(tmp_path):
         course.state = dataclasses.replace(course.state, params=params)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Course, "advance", otherwise)
+        patch.setattr(TrainingLoop, "advance", otherwise)
         with pytest.raises(ConfigError, match="metrics of step 1, .*must be reproduced exactly"):
             run(tmp_path, **exact)
     remove_checkpoints(tmp_path, 1)

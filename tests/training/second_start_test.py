@@ -28,18 +28,18 @@ def get_config():
 WATCHED = """
 import collections, json, sys
 import jax
-from dpoptax.training.run.course import Course
+from dpoptax.training.run.training_loop import TrainingLoop
 
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event]))
-advance = Course.advance
+advance = TrainingLoop.advance
 
 def watched(self, batch):
     advance(self, batch)
     if self.state.done == 1:
         print(json.dumps([sorted(sys.modules), events]))
 
-Course.advance = watched
+TrainingLoop.advance = watched
 from dpoptax.training.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -16,7 +16,7 @@ import dpoptax
 from dpoptax._support import digests
 from dpoptax.runs import array_digest, digest_of, traced
 from dpoptax.training import fit
-from dpoptax.training.run.course import Course
+from dpoptax.training.run.training_loop import TrainingLoop
 from dpoptax.users import UserTable
 from tests import helpers
 
@@ -86,13 +86,13 @@ class TestSavesBeforeShowing:
         options = {"evaluate": evaluate, "fixed_point": fixed_point}
         with pytest.raises(ZeroDivisionError):
             train(tmp_path, **options)
-        advance = Course.advance
+        advance = TrainingLoop.advance
 
         def recorded(course, batch):
             advanced.append(course.state.done + 1)
             advance(course, batch)
 
-        monkeypatch.setattr(Course, "advance", recorded)
+        monkeypatch.setattr(TrainingLoop, "advance", recorded)
         result = train(tmp_path, **options)
         assert advanced == list(range(crash + 1, 5))
         assert [record["step"] for record in result.history] == [0, 1, 2, 3, 4]

@@ -12,7 +12,7 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.training import loop, models
 from dpoptax.training.run import phases
-from dpoptax.training.run.course import evaluated_steps
+from dpoptax.training.run.training_loop import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_run_plan
 from tests.runs import CONFIG

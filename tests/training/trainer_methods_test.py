@@ -22,7 +22,7 @@ from dpoptax.training.methods import (
     NonPrivate,
 )
 from dpoptax.training.run import chain
-from dpoptax.training.run.course import Course
+from dpoptax.training.run.training_loop import TrainingLoop
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.resolved import resolve
@@ -451,7 +451,7 @@ def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
     config = tiny(epsilon=None, **given, **changes)
     plan = make_run_plan(config, size)
     own = resolve(config, plan, num_classes=10)
-    courses, drawn, advance = [], [], Course.advance
+    courses, drawn, advance = [], [], TrainingLoop.advance
 
     def watched(course, batch):
         if not drawn:
@@ -459,7 +459,7 @@ def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
         drawn.append(batch[0].indices[batch[1]])
         advance(course, batch)
 
-    monkeypatch.setattr(Course, "advance", watched)
+    monkeypatch.setattr(TrainingLoop, "advance", watched)
     found = audit._train(own, dataset, jax.random.key(0), delta=1e-5, confidence=0.999)
     assert len(drawn) == plan.permitted_steps
     first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])

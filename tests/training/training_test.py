@@ -19,7 +19,7 @@ from dpoptax.training import bars as training_bars
 from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
-from dpoptax.training.run import course, figures, step
+from dpoptax.training.run import figures, step, training_loop
 from dpoptax.training.run.figures import scientific
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
@@ -126,7 +126,7 @@ def bars(monkeypatch):
             super().update(n)
             shown.append((self.n, getattr(self, "postfix", None)))
 
-    monkeypatch.setattr(course, "Bar", Bar)
+    monkeypatch.setattr(training_loop, "Bar", Bar)
     return shown
 
 
