@@ -64,7 +64,7 @@ def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
     """Fits without a progress bar; equal runs share a program."""
     plan = make_plan() if plan is None else plan
     params = np.zeros(5) if params is None else params
-    given, make = {"optimizer": ADAM} | options, course.compiled_step
+    given, make = {"optimizer": ADAM} | options, training_loop.compiled_step
     names = ("optimizer", "clip", "has_aux", "microbatch_size", "grad_fn")
     parts = loss_fn, *map(given.get, names), "users" in given
 
@@ -553,7 +553,7 @@ def test_evaluate_gets_the_state_of_the_optimizer_and_no_secret():
 def test_first_evaluation_does_not_count_as_step_time(monkeypatch):
     began, evaluated = [], []
 
-    class Bar(course.Bar):
+    class Bar(training_loop.Bar):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             began.append(self.start_t)
@@ -570,7 +570,7 @@ def test_first_evaluation_does_not_count_as_step_time(monkeypatch):
 @pytest.mark.slow
 def test_long_runs_show_epsilon_in_a_progress_bar(capsys, monkeypatch):
     for patience, shown in ((1e6, False), (0.0, True)):
-        monkeypatch.setattr("dpoptax.training.run.course.PATIENCE", patience)
+        monkeypatch.setattr("dpoptax.training.run.training_loop.PATIENCE", patience)
         monkeypatch.setattr("dpoptax.training.run.phases.PATIENCE", patience or 1e6)
         fit(linear_loss, np.zeros(5), (X, Y), make_plan(), evaluate=lambda params: {"loss": 1.5})
         text = capsys.readouterr().err

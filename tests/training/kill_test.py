@@ -13,7 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax.training import loop
-from dpoptax.training.run import checkpoints, course
+from dpoptax.training.run import checkpoints, training_loop
 from tests import runs
 
 CONFIG = dataclasses.replace(runs.CONFIG, eval_every=7, checkpoint_every=5, batch_size=16)
