@@ -76,7 +76,7 @@ def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
             PROGRAMS[key] = make(step, args, *mesh)
         return PROGRAMS[key]
 
-    with mock.patch.object(course, "compiled_step", shared):
+    with mock.patch.object(training_loop, "compiled_step", shared):
         return fit(loss_fn, params, data, plan, progress=False, **given)
 
 
