@@ -22,6 +22,7 @@ class DigitsRun:
         batch_size: Expected number of examples in a batch.
         l2_clip_norm: Bound on the l2 norm of an example's gradient.
         microbatch_size: Number of examples with gradients in memory at once. None: the whole batch.
+        fixed_point: Whether to add integer noise, so that ε holds for every bit of the parameters.
         seed: Seed of the initial parameters, batches and noise, to repeat a study. Anyone who knows
             it can subtract the noise. None: batches and noise from the operating system.
         held_out: Whether to train on four fifths of the training examples and test on the others.
@@ -33,6 +34,7 @@ class DigitsRun:
     batch_size: int = 256
     l2_clip_norm: float = 1.0
     microbatch_size: int | None = None
+    fixed_point: bool = False
     seed: int | None = None
     held_out: bool = False
 
@@ -46,7 +48,14 @@ class DigitsRun:
         size = {"dataset_size": self.data.train_size, "batch_size": self.batch_size}
         size = {} if isinstance(options.get("sampler"), dpoptax.sampling.Sampler) else size
         return dpoptax.PrivacyPlan(
-            **{**size, "steps": self.steps, "epsilon": self.epsilon, "delta": 1e-5, **options}
+            **{
+                **size,
+                "steps": self.steps,
+                "epsilon": self.epsilon,
+                "delta": 1e-5,
+                "fixed_point": self.fixed_point,
+                **options,
+            }
         )
 
     def stddev(self, plan: dpoptax.PrivacyPlan) -> float:
