@@ -6,8 +6,7 @@ from typing import Any
 import optax
 
 import dpoptax
-from dpoptax.training import PlainPlan, Task, classification
-from dpoptax.training.classifier import MLP
+from dpoptax.training import MLP, PlainPlan, Task, classification
 from dpoptax.training.data import Dataset, load_digits
 
 

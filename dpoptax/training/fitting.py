@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,7 @@ from dpoptax.training.run.training_loop import Job, State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task
 from dpoptax.users import UserTable
 
-if TYPE_CHECKING:
-    from dpoptax._random.keys import Generator
+Generator = Literal["threefry", "chacha20"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ def fit(
     microbatch_size: int | Literal["auto"] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
-    generator: "Generator" = "threefry",
+    generator: Generator = "threefry",
     budget: float | None = None,
     evaluate: Callable[..., Mapping[str, Any] | None] | None = None,
     eval_every: int | None = None,
@@ -196,7 +195,7 @@ def run_task(
     *,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
-    generator: "Generator" = "threefry",
+    generator: Generator = "threefry",
     log: Log = None,
     workdir: str | Path | None = None,
     progress: bool = True,
@@ -364,7 +363,7 @@ def _metrics(
 def _new_or_continued(
     plan: dpoptax.PrivacyPlan | PlainPlan,
     key: jax.Array | None,
-    generator: "Generator",
+    generator: Generator,
     begun: Record | None,
     workdir: Path | None,
 ) -> jax.Array:
