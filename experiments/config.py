@@ -319,7 +319,11 @@ class ExperimentConfig:
         multiplier = self.noise_multiplier
         if multiplier is None:
             counterpart = dpoptax.PrivacyPlan(
-                sampler=sampler, steps=self.steps, epsilon=self.epsilon, delta=self.delta
+                sampler=sampler,
+                steps=self.steps,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                accountant=self.accountant,
             )
             multiplier = cast(float, counterpart.noise_multiplier)
 

@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from dpoptax.training.run.privacy import SAMPLERS
 from scipy import stats
 
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.training import ConfigError
 from dpoptax.training.run import records
 from experiments import methods
-from experiments.config import ExperimentConfig
+from experiments.config import SAMPLERS, ExperimentConfig
 from experiments.image_benchmark.run_lines import Line
 from experiments.reports.paper_runs import points
 
@@ -269,10 +268,10 @@ def _method(line: Line) -> methods.Method:
     every = vars(methods).values()
     kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
     kind = kinds.get(given.pop("name"))
-    if kind is None or "class" in given:
+    if kind is None:
         raise ConfigError(
-            f"The records of {line.name} must be of a method of dpoptax, got another one, whose "
-            "number of gradients is not known. Remove them from the directory of the benchmark."
+            f"The records of {line.name} must be of a method of `experiments.methods`, got "
+            "another one, whose number of gradients is not known. Remove them from the directory of the benchmark."
         )
     values = {
         field: tuple(value) if isinstance(value, list) else value for field, value in given.items()

@@ -104,18 +104,16 @@ def _common(name: str, results: Mapping[str, Any], run: Mapping[str, Any]) -> di
         for field, value in config.items()
         if field not in _APART | _IDLE and (value != defaults[field] or field == "method")
     }
-    if config["method"].get("class", "").startswith("experiments.methods."):
-        settings["method"] = {n: v for n, v in config["method"].items() if n != "class"}
     if run["unproven"]:  # its noise is that of DP-SGD at this ε
         settings.pop("noise_multiplier", None)
     return {
         "name": name,
         "method": run["method"],
         "settings": settings,
-        "epsilon": None if run["noise_multiplier"] is None else results["epsilon"],
+        "epsilon": results["epsilon"] if run["private"] or run["unproven"] else None,
         "unproven": run["unproven"] is not None,
         "delta": run["delta"],
-        "versions": run["versions"],
+        "versions": results["versions"],
         "code": results["code"][:12],
     }
 
