@@ -16,10 +16,10 @@ from dpoptax.runs import RunIdentity, key_of_words, seeded, settings, shared_key
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_state
 from dpoptax.training.run import inputs, seeds
+from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.feeding import Feed
-from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.program import MICROBATCH_SIZE, RunProgram, bounds, noise_values
 from dpoptax.training.run.step import TrainingStep, with_fastest_microbatches
 from dpoptax.training.run.training_loop import Job, State, TrainingLoop
@@ -204,7 +204,7 @@ def run_task(
     _check_arguments(task, mesh)
     schedule, place = _make_schedule(task), inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
-    phases = Phases(say if progress else None)
+    phases = Announcer(say if progress else None)
     with phases("data"):
         data = inputs.checked_data(task.data, task.plan, task.users, place)
     with phases("accounting"):

@@ -7,9 +7,9 @@ import fnmatch
 from pathlib import Path
 
 import pytest
+from dpoptax.training.methods.filters import coefficients
 
 from dpoptax.training import load_configs
-from dpoptax.training.methods.filters import coefficients
 from experiments.data import PUBLISHED
 from experiments.reports.paper_runs import REPETITIONS
 

@@ -5,13 +5,13 @@ import dataclasses
 import matplotlib.image
 import numpy as np
 import pytest
+from dpoptax.training.methods import Doppler, NonPrivate
+from dpoptax.training.run.privacy import make_run_plan
 from scipy import signal
 
 from dpoptax import filters
 from dpoptax.filters import spectrum
 from dpoptax.training import ConfigError, TrainConfig, train
-from dpoptax.training.methods import Doppler, NonPrivate
-from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.records import params_sha256
 from experiments import recording
 from experiments.methods import GeoDP

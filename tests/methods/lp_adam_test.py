@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import optax
 import pytest
+from dpoptax.training.methods import LPAdam
+from dpoptax.training.run.chain import build_chain
 
 from dpoptax.extend import scale_by_lp_adam
 from dpoptax.training import TrainConfig, train_and_evaluate
-from dpoptax.training.methods import LPAdam
-from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.seeds import Keys
 
 

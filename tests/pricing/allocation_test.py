@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import pld
+from dpoptax.training.methods import CorrelatedNoise
+from dpoptax.training.run.planning import plan_run, text
+from dpoptax.training.run.privacy import make_run_plan
 from scipy import integrate, special, stats
 
 import dpoptax
@@ -24,9 +27,6 @@ from dpoptax._pricing.own_events import (
 from dpoptax._pricing.participation_chains import AllocationChain, SeparatedChain
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
 from dpoptax.training import ConfigError, TrainConfig, data, train
-from dpoptax.training.methods import CorrelatedNoise
-from dpoptax.training.run.planning import plan_run, text
-from dpoptax.training.run.privacy import make_run_plan
 from tests.helpers import after_releases, event_epsilon, slow_but
 
 DELTA = 1e-5
