@@ -3,19 +3,27 @@
 import numpy as np
 from dpoptax.training.methods import Disk
 
+<<<<<<< HEAD
 from dpoptax.training import TrainConfig
+=======
+from dpoptax.training import config_of
+from experiments.config import ExperimentConfig
+from experiments.methods import Disk
+>>>>>>> tasks1
 
-CONFIG = TrainConfig(
-    method=Disk(),
-    steps=6,
-    eval_every=2,
-    checkpoint_every=2,
-    batch_size=32,
-    model="linear",
-    noise_multiplier=1.0,
-    epsilon=None,
-    accountant="rdp",
-    seed=0,
+CONFIG = config_of(
+    ExperimentConfig(
+        method=Disk(),
+        steps=6,
+        eval_every=2,
+        checkpoint_every=2,
+        batch_size=32,
+        model="linear",
+        noise_multiplier=1.0,
+        epsilon=None,
+        accountant="rdp",
+        seed=0,
+    )
 )
 
 

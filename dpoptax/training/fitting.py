@@ -199,8 +199,13 @@ def run_task(
     log: Log = None,
     workdir: str | Path | None = None,
     progress: bool = True,
+    finish: Callable[[FitResult, bool], object] = lambda result, given: None,
 ) -> FitResult:
-    """Trains a task; see `fit`."""
+    """Trains a task; see `fit`.
+
+    `finish` gets the result, and whether this or an earlier start was given the noise key. It may
+    write further files while the folder is locked.
+    """
     _check_arguments(task, mesh)
     schedule, place = _make_schedule(task), inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
@@ -214,6 +219,7 @@ def run_task(
     with open_context(
         workdir, place, phases, log=log, progress=progress, exact=exact, private=task.is_private
     ) as context:
+        given = key is not None or (context.begun or {}).get("given", False)
         key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
         with phases("init"):
             placed = {
@@ -231,12 +237,28 @@ def run_task(
                 program, task=dataclasses.replace(program.task, params=None)
             )
         del placed
-        job = make_job(program, key, step, steps, exact=exact, **schedule)
+        job = make_job(program, key, step, steps, given=given, exact=exact, **schedule)
         with inputs.explains_optimizer(task.optimizer, first.params):
             loop = TrainingLoop(job, first, context)
             del first
+            if loop.state.done > steps:
+                _check_spent(task, loop.state)
             loop.finish()
-    return _make_result(task.plan, loop.state, workdir)
+        result = _make_result(task.plan, loop.state, workdir)
+        finish(result, given)
+    return result
+
+
+def _check_spent(task: Task, state: State) -> None:
+    """Raises if a run that is resumed has spent more than the budget."""
+    if task.budget is None or isinstance(task.plan, PlainPlan):
+        return
+    spent = task.plan.continue_run(state.opt_state).guarantee(state.opt_state).stated_epsilon
+    if spent > task.budget:
+        raise ValueError(
+            f"`budget` must be at least {spent:.4g}, which the run has spent in {state.done:,} "
+            f"steps, got {task.budget}."
+        )
 
 
 def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
@@ -287,8 +309,12 @@ def make_job(
     exact: bool,
     eval_every: int,
     checkpoint_every: int = 100,
+    given: bool = False,
 ) -> Job:
-    """Returns the job of a task, with everything that must be equal when it resumes."""
+    """Returns the job of a task, with everything that must be equal when it resumes.
+
+    `given` is whether the key was given.
+    """
     task = program.task
     plan = task.plan
 
@@ -307,7 +333,7 @@ def make_job(
         evaluate=_metrics(task.evaluate),
         shown=_shown_to(task.evaluate),
         identity=lambda sampler, args: program.identity(key, step, sampler, args),
-        kept={"key": np.frombuffer(words_of(key), np.uint32).tolist()},
+        kept={"key": np.frombuffer(words_of(key), np.uint32).tolist(), "given": given},
         begin=None if isinstance(plan, PlainPlan) else begin,
         exact=exact,
         eval_every=eval_every,

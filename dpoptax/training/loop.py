@@ -41,16 +41,20 @@ def train_and_evaluate(
     with phases("data"):
         task = config.task()
     key = None if seed is None else seeds.key_of(seed, options.get("generator", "threefry"))
-    result = run_task(task, workdir=workdir, key=key, progress=progress, **options)
-    summary = {
-        **summarize(task, result),
-        "assumed_secret": [] if seed is None or result.guarantee is None else ["seed"],
-        "config": config.described() | ({} if seed is None else {"seed": seed}),
-        "versions": records.versions(),
-    }
-    if jax.process_index() == 0:
-        with phases("files"):
-            _write(summary, result, workdir, secret=seed is not None)
+    summary: Record = {}
+
+    def finish(result: FitResult, given: bool) -> None:
+        summary.update(
+            summarize(task, result),
+            assumed_secret=["seed"] if given and result.guarantee is not None else [],
+            config=config.described() | ({} if seed is None else {"seed": seed}),
+            versions=records.versions(),
+        )
+        if jax.process_index() == 0:
+            with phases("files"):
+                _write(summary, result, workdir, secret=seed is not None)
+
+    run_task(task, workdir=workdir, key=key, progress=progress, finish=finish, **options)
     return summary
 
 

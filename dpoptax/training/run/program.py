@@ -131,6 +131,7 @@ class RunProgram:
             **draws_of(sampler, self.task.users),
             **noise_values(self.task.plan, key),
             **self._program(step, args),
+            "`delta`": getattr(self.task.plan, "delta", None),
         }
 
     def _program(self, step: TrainingStep, args: Any) -> dict[str, Any]:
