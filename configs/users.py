@@ -9,8 +9,7 @@ import optax
 
 import dpoptax
 from dpoptax.sampling import PoissonSampler
-from dpoptax.training import Task, classification
-from dpoptax.training.classifier import MLP
+from dpoptax.training import MLP, Task, classification
 from dpoptax.training.data import load_digits
 from dpoptax.users import UserTable
 

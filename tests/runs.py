@@ -1,9 +1,9 @@
 """A run of a few seconds for tests of interruptions, and arrays on disk."""
 
 import numpy as np
+from dpoptax.training.methods import Disk
 
 from dpoptax.training import TrainConfig
-from dpoptax.training.methods import Disk
 
 CONFIG = TrainConfig(
     method=Disk(),

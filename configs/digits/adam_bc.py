@@ -1,6 +1,6 @@
 """Configures DP-AdamBC on digits: Adam with noise-corrected second moments."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task
@@ -18,4 +18,4 @@ def adam_bc(
     """
     plan = run.plan()
     method = dpoptax.extend.scale_by_lp_adam((1.0 - b1,), (-b1,), b2=b2, stddev=run.stddev(plan))
-    return run.task(method, plan, name="DP-AdamBC")
+    return run.task(method, plan, name="DP-AdamBC", is_optimizer=True)

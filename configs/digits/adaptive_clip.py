@@ -1,7 +1,7 @@
 """Configures a clipping bound on digits that follows the median gradient norm."""
 
 import optax
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task

@@ -1,6 +1,6 @@
 """Configures DOPPLER on digits with a filter that is estimated during training."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task

@@ -1,6 +1,6 @@
 """Configures a Kalman filter on digits that estimates its gain."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task

@@ -1,6 +1,6 @@
 """Configures correlated noise on digits; later steps cancel part of the noise."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax import matrix

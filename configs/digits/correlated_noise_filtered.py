@@ -1,7 +1,7 @@
 """Configures correlated noise on digits, followed by a low-pass filter."""
 
 from correlated_noise import correlated_noise
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 from dpoptax.training import Task
 

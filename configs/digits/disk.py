@@ -1,6 +1,6 @@
 """Configures DiSK on digits: look-ahead gradients, followed by a Kalman filter."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task

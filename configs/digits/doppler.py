@@ -1,6 +1,6 @@
 """Configures DOPPLER on digits: DP-SGD followed by a low-pass filter."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task

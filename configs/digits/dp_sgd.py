@@ -1,7 +1,7 @@
 """Configures DP-SGD on digits."""
 
 import optax
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 from dpoptax.training import Task
 

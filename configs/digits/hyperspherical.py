@@ -1,7 +1,7 @@
 """Configures the proven counterpart of GeoDP on digits."""
 
 import optax
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task

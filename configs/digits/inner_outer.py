@@ -1,6 +1,6 @@
 """Configures inner-outer momentum on digits: DP-PMLF without normalization."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task

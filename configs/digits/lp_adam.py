@@ -1,6 +1,6 @@
 """Configures LP-Adam on digits: Adam with a low-pass filter as its momentum."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task
@@ -19,4 +19,4 @@ def lp_adam(
         b2: Decay of the second moment of the unfiltered gradient, in [0, 1).
     """
     method = dpoptax.extend.scale_by_lp_adam(*dpoptax.filters.preset(preset), b2=b2)
-    return run.task(method, name="LP-Adam")
+    return run.task(method, name="LP-Adam", is_optimizer=True)

@@ -1,7 +1,7 @@
 """Configures the same training without privacy, as the accuracy to aim for."""
 
 import optax
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 from dpoptax import sampling
 from dpoptax.training import PlainPlan, Task

@@ -1,6 +1,6 @@
 """Configures DP-PMLF on digits: per-example momentum, then a low-pass filter."""
 
-from digits_run import DigitsRun
+from digits_parts.run import DigitsRun
 
 import dpoptax
 from dpoptax.training import Task

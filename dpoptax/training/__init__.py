@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dpoptax.training.errors import explains_missing
 
 if TYPE_CHECKING:
+    from dpoptax.training.classifier import CNN as CNN
+    from dpoptax.training.classifier import MLP as MLP
     from dpoptax.training.classifier import classification as classification
     from dpoptax.training.config import Config as Config
     from dpoptax.training.config import config_of as config_of
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 else:
     # Imported on first use: the command line does not need orbax, and `fit` needs no config.
     _FILES = {
-        "classifier": ("classification",),
+        "classifier": ("CNN", "MLP", "classification"),
         "config": ("Config", "config_of", "load_config", "load_configs"),
         "data.dataset": ("Dataset", "Split"),
         "errors": ("ConfigError",),

@@ -19,9 +19,9 @@ from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.fitting import make_job
 from dpoptax.training.run import inputs, records
+from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.context import Context
 from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.program import RunProgram, any_key
 from dpoptax.training.run.training_loop import State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task, least_noise
@@ -393,7 +393,7 @@ def _train(run: _Audit, key: jax.Array, **claim: Any) -> auditing.AuditResult:
         evaluate=lambda *_: {},
         shown=lambda params, opt_state: (params,),
     )
-    loop = TrainingLoop(job, State(0, params, init(params)), Context(Devices(), Phases()))
+    loop = TrainingLoop(job, State(0, params, init(params)), Context(Devices(), Announcer()))
     loop.finish()
     state = loop.state.opt_state
     scores = np.asarray(state.scores)

@@ -1,5 +1,6 @@
 """Makes a task of a flax model and a data set with labels."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -93,7 +94,7 @@ def classification(
         loss = _transformed(loss, transform_loss, has_frozen=frozen is not None)
     tokens = data.num_classes == 0
     evaluation = (_TokenEvaluation if tokens else Evaluation)(
-        functools.partial(example_metrics, model, tokens), data.test, frozen=frozen
+        LabelMetrics(model, tokens), data.test, frozen=frozen
     )
     return Task(
         **{
@@ -219,19 +220,27 @@ def _transformed(
     return with_key if takes_key(transform(loss)) else without_key
 
 
-def example_metrics(
-    model: nn.Module, tokens: bool, params: Params, example: Any, frozen: Params = None
-) -> dict[str, Any]:
-    """Computes cross-entropy and accuracy of one example, or sums over its tokens and counts."""
-    losses, logits, used = token_losses(model, Variables(params, frozen), example)
-    correct = used & (jnp.argmax(logits, axis=-1) == example["labels"])
-    if not tokens:
-        return {"loss": losses, "accuracy": correct.astype(jnp.float32)}
-    count = jnp.sum(used)
-    return {
-        "loss": (jnp.sum(jnp.where(used, losses, 0.0)), count),
-        "accuracy": (jnp.sum(correct), count),
-    }
+@dataclasses.dataclass(frozen=True)
+class LabelMetrics:
+    """Computes cross-entropy and accuracy of one example, or sums over its tokens and counts.
+
+    Metrics of equal models are equal, so that runs share compiled evaluations.
+    """
+
+    model: nn.Module
+    tokens: bool
+
+    def __call__(self, params: Params, example: Any, frozen: Params = None) -> dict[str, Any]:
+        """Returns numbers by name, or pairs of a sum and its number of terms."""
+        losses, logits, used = token_losses(self.model, Variables(params, frozen), example)
+        correct = used & (jnp.argmax(logits, axis=-1) == example["labels"])
+        if not self.tokens:
+            return {"loss": losses, "accuracy": correct.astype(jnp.float32)}
+        count = jnp.sum(used)
+        return {
+            "loss": (jnp.sum(jnp.where(used, losses, 0.0)), count),
+            "accuracy": (jnp.sum(correct), count),
+        }
 
 
 class _TokenEvaluation(Evaluation):

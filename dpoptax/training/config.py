@@ -255,8 +255,9 @@ def _run(path: str) -> tuple[types.ModuleType, str]:
         digest = hashlib.sha256(source)
         for name in sorted(set(sys.modules) - before - {module.__name__}):
             file = getattr(sys.modules[name], "__file__", None)
-            if file is not None and str(Path(file).parent) == folder:
-                digest.update(Path(file).read_bytes())
+            places = [file] if file else list(getattr(sys.modules[name], "__path__", ()))
+            if any(Path(place).is_relative_to(folder) for place in places):
+                digest.update(Path(file).read_bytes() if file else b"")
                 del sys.modules[name]
         return module, digest.hexdigest()
     finally:

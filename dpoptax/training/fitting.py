@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,17 @@ from dpoptax.runs import RunIdentity, key_of_words, seeded, settings, shared_key
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_state
 from dpoptax.training.run import inputs, seeds
+from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.feeding import Feed
-from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.program import MICROBATCH_SIZE, RunProgram, bounds, noise_values
 from dpoptax.training.run.step import TrainingStep, with_fastest_microbatches
 from dpoptax.training.run.training_loop import Job, State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task
 from dpoptax.users import UserTable
 
-if TYPE_CHECKING:
-    from dpoptax._random.keys import Generator
+Generator = Literal["threefry", "chacha20"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ def fit(
     microbatch_size: int | Literal["auto"] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
-    generator: "Generator" = "threefry",
+    generator: Generator = "threefry",
     budget: float | None = None,
     evaluate: Callable[..., Mapping[str, Any] | None] | None = None,
     eval_every: int | None = None,
@@ -196,7 +195,7 @@ def run_task(
     *,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
-    generator: "Generator" = "threefry",
+    generator: Generator = "threefry",
     log: Log = None,
     workdir: str | Path | None = None,
     progress: bool = True,
@@ -205,7 +204,7 @@ def run_task(
     _check_arguments(task, mesh)
     schedule, place = _make_schedule(task), inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
-    phases = Phases(say if progress else None)
+    phases = Announcer(say if progress else None)
     with phases("data"):
         data = inputs.checked_data(task.data, task.plan, task.users, place)
     with phases("accounting"):
@@ -364,7 +363,7 @@ def _metrics(
 def _new_or_continued(
     plan: dpoptax.PrivacyPlan | PlainPlan,
     key: jax.Array | None,
-    generator: "Generator",
+    generator: Generator,
     begun: Record | None,
     workdir: Path | None,
 ) -> jax.Array:

@@ -11,10 +11,10 @@ from dpoptax.accounting import Guarantee
 from dpoptax.training.config import Config
 from dpoptax.training.fitting import FitResult, run_task
 from dpoptax.training.run import records, seeds
+from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Record
 from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.task import PlainPlan, Task
 
@@ -37,7 +37,7 @@ def train_and_evaluate(
         CheckpointError: A checkpoint cannot be written or read.
     """
     workdir, seed = Path(workdir), seed_of(config)
-    phases = Phases(say if progress else None)
+    phases = Announcer(say if progress else None)
     with phases("data"):
         task = config.task()
     key = None if seed is None else seeds.key_of(seed, options.get("generator", "threefry"))

@@ -17,7 +17,7 @@ def find(name: str) -> tuple[Path, ...]:
     if name in SETS:
         return tuple(_folder() / name / f"{config}.py" for config in SETS[name])
     file = _folder() / f"{name}.py"
-    return (file,) if name.partition("/")[0] in SETS and _is_config(file) else ()
+    return (file,) if name.partition("/")[0] in SETS and file.is_file() else ()
 
 
 def listing() -> str:
@@ -25,15 +25,10 @@ def listing() -> str:
     lines = []
     for folder, configs in SETS.items():
         lines.append(f"{folder:26} The configs {', '.join(configs)}. `train` takes {configs[0]}.")
-        for file in filter(_is_config, sorted((_folder() / folder).glob("*.py"))):
+        for file in sorted((_folder() / folder).glob("*.py")):
             doc = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
             lines.append(f"{f'{folder}/{file.stem}':26} {doc.partition(chr(10))[0]}")
     return "\n".join(lines)
-
-
-def _is_config(file: Path) -> bool:
-    """Returns whether a file exists and is not a module that configs share."""
-    return file.is_file() and not file.stem.endswith("_run")
 
 
 def _folder() -> Path:

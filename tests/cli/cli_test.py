@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import matplotlib.image
 import pytest
+from dpoptax.training.methods import NonPrivate
 
 import dpoptax
 from dpoptax.training import (
@@ -23,7 +24,6 @@ from dpoptax.training import (
 from dpoptax.training.cli import compilation_cache
 from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset as dataset_module
-from dpoptax.training.methods import NonPrivate
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits"
 TINY = ("--steps", "4", "--eval-every", "2", "--batch-size", "64", "--accountant", "rdp")

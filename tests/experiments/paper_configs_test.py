@@ -7,16 +7,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from scipy.stats import norm
-
-import dpoptax
-from dpoptax.training import ConfigError, load_config, load_configs, train_and_evaluate
-from dpoptax.training.cli.main import main
 from dpoptax.training.methods import CorrelatedNoise
 from dpoptax.training.models import MODELS
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_run_plan
+from scipy.stats import norm
+
+import dpoptax
+from dpoptax.training import ConfigError, load_config, load_configs, train_and_evaluate
+from dpoptax.training.cli.main import main
 from dpoptax.training.run.seeds import Keys
 from experiments.data import PUBLISHED
 from experiments.methods import GeoDP, HypersphericalClip

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler
 from dpoptax.training.run.planning import plan_run
+
 from dpoptax.training.search.results import ComparisonResult, method_result
 from experiments.claims import catalog
 from experiments.command_line import main

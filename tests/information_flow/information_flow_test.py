@@ -1210,8 +1210,7 @@ def test_refuses_argnums_out_of_range():
         information_flow(jnp.sum, PARAMS, private_argnums=0, secret_argnums=-1)
 
 
-FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "digits"
-CONFIGS = sorted(path for path in FOLDER.glob("*.py") if not path.stem.endswith("_run"))
+CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("digits/*.py"))
 
 
 QUICK_CONFIGS = ("dp_sgd",)

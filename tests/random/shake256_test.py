@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dpoptax.training.run.resolved import resolve
 from scipy import stats
 
 import dpoptax
@@ -27,7 +28,6 @@ from dpoptax.training import (
     train_and_evaluate,
 )
 from dpoptax.training.run import checkpoints, privacy
-from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.price import Sweep
 from dpoptax.training.search.sweep import run_sweep
 from experiments.methods import Augmented, GeoDP

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-from dpoptax.training import ConfigError, TrainConfig, load_dataset, models
 from dpoptax.training.methods import NonPrivate
-from dpoptax.training.run.averaging import average_params, averaged
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.evaluation import Evaluator
+
+from dpoptax.training import ConfigError, TrainConfig, load_dataset, models
+from dpoptax.training.run.averaging import average_params, averaged
 from dpoptax.training.run.seeds import Keys
 from tests.training import resume_test
 from tests.training.trainer_methods_test import run, tiny

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from dpoptax.training.methods import NonPrivate
+from dpoptax.training.run.planning import plan_run, text
 from safetensors.numpy import load_file, save_file
 
 from dpoptax.training import ConfigError, train_and_evaluate
-from dpoptax.training.methods import NonPrivate
-from dpoptax.training.run.planning import plan_run, text
 from experiments.config import ExperimentConfig
 from experiments.data.published_data import load_published
 from tests.published_texts import (

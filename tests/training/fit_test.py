@@ -76,7 +76,7 @@ def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
             PROGRAMS[key] = make(step, args, *mesh)
         return PROGRAMS[key]
 
-    with mock.patch.object(course, "compiled_step", shared):
+    with mock.patch.object(training_loop, "compiled_step", shared):
         return fit(loss_fn, params, data, plan, progress=False, **given)
 
 
@@ -571,7 +571,7 @@ def test_first_evaluation_does_not_count_as_step_time(monkeypatch):
 def test_long_runs_show_epsilon_in_a_progress_bar(capsys, monkeypatch):
     for patience, shown in ((1e6, False), (0.0, True)):
         monkeypatch.setattr("dpoptax.training.run.training_loop.PATIENCE", patience)
-        monkeypatch.setattr("dpoptax.training.run.phases.PATIENCE", patience or 1e6)
+        monkeypatch.setattr("dpoptax.training.run.announcer.PATIENCE", patience or 1e6)
         fit(linear_loss, np.zeros(5), (X, Y), make_plan(), evaluate=lambda params: {"loss": 1.5})
         text = capsys.readouterr().err
         assert ("training: 6/6 steps" in text) == shown

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dpoptax.training.run.chain import build_chain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpoptax.training import TrainConfig, load_config, loop
 from dpoptax.training.cli.main import main
-from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.seeds import Keys
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits"
@@ -40,9 +40,9 @@ class _PlannedError(Exception):
 def _plan(config, workdir):
     """Runs everything before the first step, and then a run of zero steps."""
     import jax
+    from dpoptax.training.run.privacy import make_run_plan
 
     from dpoptax.training import load_dataset
-    from dpoptax.training.run.privacy import make_run_plan
 
     dataset = load_dataset(config.dataset)
     plan = make_run_plan(config, dataset.train_size)

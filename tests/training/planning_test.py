@@ -5,13 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from dpoptax.training.methods import PMLF, Disk, NonPrivate
+from dpoptax.training.run.planning import plan_run, text
+from dpoptax.training.run.privacy import SAMPLERS
 
 from dpoptax.training import TrainConfig, load_config, load_configs, train_and_evaluate
 from dpoptax.training.cli.main import main
-from dpoptax.training.methods import PMLF, Disk, NonPrivate
 from dpoptax.training.run import phases, planning
-from dpoptax.training.run.planning import plan_run, text
-from dpoptax.training.run.privacy import SAMPLERS
 from dpoptax.training.run.records import epsilon_text
 from experiments.methods import GeoDP
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dpoptax.training.methods import DPSGD, NonPrivate
 from flax import serialization
 
 from dpoptax.training import ConfigError, audit, train_and_evaluate
 from dpoptax.training.bars import Bar
 from dpoptax.training.data import Dataset, dataset
-from dpoptax.training.methods import DPSGD, NonPrivate
 from dpoptax.training.run import figures, planning
 from dpoptax.training.search import trials
 from tests.games import skip_games

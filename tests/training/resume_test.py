@@ -13,21 +13,21 @@ import types
 import jax
 import numpy as np
 import pytest
+from dpoptax.training.methods import DPSGD, Disk, NonPrivate
+from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.privacy import make_run_plan
 
 from dpoptax._rounding.block_sums import WholeBatch, tau
 from dpoptax.runs import OtherRunError
 from dpoptax.training import ConfigError, cache_folder, load_config, loop, models
 from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset as dataset_module
-from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import figures, resume
-from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
-from dpoptax.training.run.training_loop import TrainingLoop
 from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run.training_loop import TrainingLoop
 from tests.runs import CONFIG
 
 

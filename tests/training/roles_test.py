@@ -7,15 +7,15 @@ import inspect
 import jax
 import jax.numpy as jnp
 import pytest
+from dpoptax.training.methods import Disk
+from dpoptax.training.roles import Role, role_of
+from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.resolved import build_step
 
 import dpoptax
 from dpoptax import matrix
 from dpoptax.training import TrainConfig, methods, models
-from dpoptax.training.methods import Disk
-from dpoptax.training.roles import Role, role_of
-from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.feeding import Resident
-from dpoptax.training.run.resolved import build_step
 from dpoptax.training.run.seeds import Keys
 from dpoptax.training.search import settings
 from experiments.methods import GeoDP

@@ -10,10 +10,10 @@ import sys
 import jax
 import numpy as np
 import pytest
+from dpoptax.training.run.resolved import resolve
 
 from dpoptax.training import TrainConfig
 from dpoptax.training.run import chain, privacy
-from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
 
 CONFIG_FILE = """

@@ -6,15 +6,15 @@ import time
 import jax
 import numpy as np
 import pytest
+from dpoptax.training.run.privacy import make_run_plan
 from jax.experimental.compilation_cache import compilation_cache
 
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.training import loop, models
 from dpoptax.training.run import phases
+from dpoptax.training.run.announcer import Announcer
 from dpoptax.training.run.training_loop import evaluated_steps
-from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.privacy import make_run_plan
 from tests.runs import CONFIG
 
 
@@ -27,7 +27,7 @@ class TestPhases:
     def test_reports_slow_phases_once(self, monkeypatch):
         monkeypatch.setattr(phases, "PATIENCE", 0.05)
         lines = []
-        measured = Phases(lines.append)
+        measured = Announcer(lines.append)
         for _ in range(2):
             with measured("data"):
                 time.sleep(0.2)

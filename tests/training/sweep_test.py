@@ -16,6 +16,8 @@ import dp_accounting as dpa
 import numpy as np
 import optax
 import pytest
+from dpoptax.training.methods import DPSGD, Doppler, Method, NonPrivate
+from dpoptax.training.roles import Role, field
 from flax import serialization
 
 from dpoptax.accounting import selection
@@ -24,8 +26,6 @@ from dpoptax.runs import OtherRunError
 from dpoptax.training import Comparison, ConfigError, TrainConfig, compare
 from dpoptax.training.cli.main import main
 from dpoptax.training.data.dataset import DATASETS
-from dpoptax.training.methods import DPSGD, Doppler, Method, NonPrivate
-from dpoptax.training.roles import Role, field
 from dpoptax.training.run import checkpoints, records, step
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module

@@ -9,10 +9,6 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-
-import dpoptax
-from dpoptax import accounting, auditing, matrix, sampling
-from dpoptax.training import ConfigError, Dataset, TrainConfig, audit, load_dataset, models, train
 from dpoptax.training.methods import (
     DPSGD,
     AdaptiveClip,
@@ -21,13 +17,17 @@ from dpoptax.training.methods import (
     LPAdam,
     NonPrivate,
 )
-from dpoptax.training.run import chain
-from dpoptax.training.run.training_loop import TrainingLoop
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.resolved import resolve
+
+import dpoptax
+from dpoptax import accounting, auditing, matrix, sampling
+from dpoptax.training import ConfigError, Dataset, TrainConfig, audit, load_dataset, models, train
+from dpoptax.training.run import chain
 from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step_keys import step_key
+from dpoptax.training.run.training_loop import TrainingLoop
 from experiments.augmentations import flipped, shifted
 from experiments.methods import (
     AdamBC,

@@ -11,6 +11,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
+from dpoptax.training.run.privacy import make_run_plan
 from flax import serialization
 
 from dpoptax import accounting, sampling
@@ -18,10 +20,8 @@ from dpoptax.training import TrainConfig, loop, models, train, train_and_evaluat
 from dpoptax.training import bars as training_bars
 from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.run import figures, step, training_loop
 from dpoptax.training.run.figures import scientific
-from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
 from tests.runs import memory_mapped
 

@@ -8,20 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dpoptax.training.methods import DPSGD, Disk, NonPrivate
+from dpoptax.training.run.planning import plan_run, text
+from dpoptax.training.run.privacy import make_run_plan, plan_on_data
+from dpoptax.training.run.resolved import resolve
 
 from dpoptax.training import Comparison, ConfigError, TrainConfig, compare, models
 from dpoptax.training.cli.main import main
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.loop import make_job, train, train_and_evaluate
-from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.run import devices, seeds
+from dpoptax.training.run.announcer import Announcer
 from dpoptax.training.run.context import Context
 from dpoptax.training.run.feeding import Feed
-from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.planning import plan_run, text
-from dpoptax.training.run.privacy import make_run_plan, plan_on_data
-from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.sweep import Sweep, run_sweep
 from experiments.data.published_data import load_published
 from experiments.data.tokens import Tokens
@@ -153,7 +153,7 @@ def test_record_seed_depends_on_generator(digits, generator):
     plan = plan_on_data(config, digits)
     run = resolve(config, plan, num_classes=10)
     place = devices.Devices()
-    job, _ = make_job(run, digits, Context(place, Phases()))
+    job, _ = make_job(run, digits, Context(place, Announcer()))
     drawn, _ = Feed(plan.sampler, job.data, place, users=job.users)(0)
     seed = int.from_bytes(seeds.derived(7, "records")) if generator == "chacha20" else 7
     own, other = (digits.users(4, seed=s).sample(plan.sampler, 0).records for s in (seed, seed + 1))

@@ -81,7 +81,7 @@ def _configs(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     from dpoptax.training import planning
-    from dpoptax.training.run.phases import Phases, say
+    from dpoptax.training.run.announcer import Announcer, say
 
     paths, rest = _paths_first(arguments)
     if "--suggest" in rest:
@@ -108,7 +108,7 @@ def _plan(arguments: list[str]) -> int:
         prog=f"dpoptax plan {paths[0]}",
         description=f"Compute the cost of {paths[0]}. Every argument of it is an option.",
     )
-    with Phases(say)("plan"):
+    with Announcer(say)("plan"):
         cost = planning.plan_run(config.task())
     print(planning.text(name, cost))
     return 0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
 
+from dpoptax.training.run.announcer import Announcer
 from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.phases import Phases
 
 if TYPE_CHECKING:
     from dpoptax.training.run.checkpoints import Checkpoints
@@ -36,7 +36,7 @@ class Context:
     """
 
     place: Devices
-    phases: Phases
+    phases: Announcer
     checkpoints: "Checkpoints | None" = None
     begun: Record | None = None
     observe: Callable[[Record], object] = lambda record: None
@@ -49,7 +49,7 @@ class Context:
 def open_context(
     workdir: Path | None,
     place: Devices,
-    phases: Phases,
+    phases: Announcer,
     *,
     log: Log = None,
     progress: bool = False,

@@ -13,10 +13,10 @@ from dpoptax.sampling import Sampler
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
 from dpoptax.training.run import records
+from dpoptax.training.run.announcer import PATIENCE
 from dpoptax.training.run.context import Context, Record
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
-from dpoptax.training.run.phases import PATIENCE
 from dpoptax.training.run.step import TrainingStep, compiled_step, on_one_device
 from dpoptax.users import UserTable
 

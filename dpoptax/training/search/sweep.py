@@ -17,8 +17,8 @@ from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.run import records
+from dpoptax.training.run.announcer import say
 from dpoptax.training.run.checkpoints import let_no_other_in
-from dpoptax.training.run.phases import say
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, describe_choice, likely_number, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult

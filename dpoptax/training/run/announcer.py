@@ -25,7 +25,7 @@ _SAYS = {
 """Messages by phase."""
 
 
-class Phases:
+class Announcer:
     """Announces each slow phase of a run once.
 
     A phase is a context: `with phases("data"): ...`. It is announced after `PATIENCE` seconds.
