@@ -11,9 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import pld
-from dpoptax.training.methods import CorrelatedNoise
-from dpoptax.training.run.planning import plan_run, text
-from dpoptax.training.run.privacy import make_run_plan
 from scipy import integrate, special, stats
 
 import dpoptax
