@@ -10,22 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-<<<<<<< HEAD
 
 import dpoptax
 from dpoptax.training import ConfigError
 from dpoptax.training.classifier import Variables, apply, example_loss, initial_variables
-=======
-from dpoptax.training.models import (
-    Variables,
-    apply,
-    example_loss,
-    initial_variables,
-)
-
-import dpoptax
-from dpoptax.training import ConfigError
->>>>>>> tasks
 from experiments.config import ExperimentConfig
 from experiments.models.pretrained import fields_of, load_weights, save_model
 from experiments.models.published_models import PUBLISHED_MODELS

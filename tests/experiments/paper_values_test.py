@@ -7,13 +7,8 @@ import fnmatch
 from pathlib import Path
 
 import pytest
-from dpoptax.training.methods.filters import coefficients
 
-<<<<<<< HEAD
 from experiments.config import load_experiments
-=======
-from dpoptax.training import load_configs
->>>>>>> tasks
 from experiments.data import PUBLISHED
 from experiments.methods import coefficients
 from experiments.reports.paper_runs import REPETITIONS

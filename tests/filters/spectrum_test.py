@@ -5,18 +5,12 @@ import dataclasses
 import matplotlib.image
 import numpy as np
 import pytest
-from dpoptax.training.methods import Doppler, NonPrivate
-from dpoptax.training.run.privacy import make_run_plan
 from scipy import signal
 
 from dpoptax import filters
 from dpoptax.filters import spectrum
-<<<<<<< HEAD
 from dpoptax.training import ConfigError
 from dpoptax.training.fitting import run_task
-=======
-from dpoptax.training import ConfigError, TrainConfig, train
->>>>>>> tasks
 from dpoptax.training.run.records import params_sha256
 from dpoptax.training.run.seeds import key_of
 from experiments import recording

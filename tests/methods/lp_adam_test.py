@@ -3,18 +3,11 @@
 import numpy as np
 import optax
 import pytest
-from dpoptax.training.methods import LPAdam
-from dpoptax.training.run.chain import build_chain
 
 from dpoptax.extend import scale_by_lp_adam
-<<<<<<< HEAD
 from dpoptax.training import config_of, train_and_evaluate
 from experiments.config import ExperimentConfig
 from experiments.methods import LPAdam
-=======
-from dpoptax.training import TrainConfig, train_and_evaluate
-from dpoptax.training.run.seeds import Keys
->>>>>>> tasks
 
 
 def test_equals_adam_with_momentum_of_adam():
