@@ -271,7 +271,8 @@ def _method(line: Line) -> methods.Method:
     if kind is None:
         raise ConfigError(
             f"The records of {line.name} must be of a method of `experiments.methods`, got "
-            "another one, whose number of gradients is not known. Remove them from the directory of the benchmark."
+            "another one, whose number of gradients is not known. Remove them from the directory "
+            "of the benchmark."
         )
     values = {
         field: tuple(value) if isinstance(value, list) else value for field, value in given.items()

@@ -103,9 +103,10 @@ def chosen(capsys, *options):
 def test_command_suggests_with_and_without_config(capsys, tmp_path):
     path = tmp_path / "config.py"
     path.write_text(
-        "from dpoptax.training import TrainConfig\n"
-        "def get_config():\n"
-        "    return TrainConfig(model='linear', batch_size=64, steps=500, epsilon=2.0)\n"
+        "from experiments.config import ExperimentConfig\n"
+        "RUN = ExperimentConfig(model='linear', batch_size=64, steps=500, epsilon=2.0)\n"
+        "def get_configs():\n"
+        "    return {'run': RUN}\n"
     )
     figure = tmp_path / "curve.png"
     of_config = chosen(capsys, str(path), "--suggest", "--figure", str(figure))

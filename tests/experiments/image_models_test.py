@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dpoptax.training.models import MODELS, example_loss, initial_variables
 
 import dpoptax
-from experiments.models import large_networks, networks
+from dpoptax.training.classifier import example_loss, initial_variables
+from experiments.models import MODELS, large_networks, networks
 from experiments.models.vision_transformer import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("no_room")

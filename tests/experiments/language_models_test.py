@@ -1,6 +1,7 @@
 """Tests of the language models against `transformers` (see tests/make_reference.py)."""
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,18 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dpoptax.training.models import (
-    Variables,
-    apply,
-    example_loss,
-    initial_variables,
-)
 
 import dpoptax
 from dpoptax.training import ConfigError
+from dpoptax.training.classifier import Variables, apply, example_loss, initial_variables
 from experiments.config import ExperimentConfig
 from experiments.models.pretrained import fields_of, load_weights, save_model
 from experiments.models.published_models import PUBLISHED_MODELS
+from tests.published_texts import write_e2e, write_published_model
 
 pytestmark = pytest.mark.usefixtures("no_room")
 
@@ -123,12 +120,16 @@ def batch_of(name, reference):
     return {"inputs": reference["inputs"], "labels": labels}
 
 
+def loss_of(model, variables):
+    return functools.partial(example_loss(model), frozen=variables.frozen)
+
+
 @pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_forms_no_per_example_gradients(name, lora):
     model, variables, reference = start(name, **lora)
     first = jax.tree.map(lambda x: x[0], batch_of(name, reference))
-    explained = dpoptax.explain(example_loss(model, variables.frozen), variables.params, first)
+    explained = dpoptax.explain(loss_of(model, variables), variables.params, first)
     assert explained.fallbacks == ()
 
 
@@ -137,7 +138,7 @@ def test_forms_no_per_example_gradients(name, lora):
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_clipped_sums_match_per_example_gradients(name, lora):
     model, variables, reference = start(name, **lora)
-    loss, batch = example_loss(model, variables.frozen), batch_of(name, reference)
+    loss, batch = loss_of(model, variables), batch_of(name, reference)
     points = dpoptax.GradientPoints((variables.params,), (1.0,))
     sums = [
         jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.5), method=method))(points, batch).sum
@@ -159,15 +160,17 @@ def test_row_loss_is_mean_over_labels():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
-def test_run_starts_from_checkpoint():
-    config = ExperimentConfig(
-        model="gpt2", dataset="e2e", pretrained=DATA / "gpt2", sequence_length=9, lora_rank=2
-    )
-    model = config.build_model(0)
-    params, frozen = config.initial_variables(model, jnp.zeros(9, jnp.int32), KEY)
-    _, expected, _ = start("gpt2", lora_rank=2)
-    jax.tree.map(np.testing.assert_array_equal, frozen, expected.frozen)
-    factors = params["layer_0"]["query_key_value"]
+def test_run_starts_from_checkpoint(tmp_path):
+    write_e2e(tmp_path / "e2e")
+    folder = tmp_path / "gpt2"
+    write_published_model(folder, encoder=False)
+    size = {"batch_size": 4, "sequence_length": 9, "lora_rank": 2}
+    task = ExperimentConfig(
+        model="gpt2", dataset="e2e", data_dir=tmp_path, pretrained=folder, **size
+    ).task()
+    _, expected, _ = start("gpt2", folder, lora_rank=2)
+    jax.tree.map(np.testing.assert_array_equal, task.frozen, expected.frozen)
+    factors = task.params["layer_0"]["query_key_value"]
     assert np.any(factors["lora_a"])
     assert not np.any(factors["lora_b"])
 

@@ -7,17 +7,17 @@ import fnmatch
 from pathlib import Path
 
 import pytest
-from dpoptax.training.methods.filters import coefficients
 
-from dpoptax.training import load_configs
+from experiments.config import load_experiments
 from experiments.data import PUBLISHED
+from experiments.methods import coefficients
 from experiments.reports.paper_runs import REPETITIONS
 
 PAPERS = Path(__file__).parents[2] / "configs" / "papers"
 ROWS = {
     f"{path.parent.name}/{path.stem}:{name}": config
     for path in sorted(PAPERS.glob("*/*.py"))
-    for name, config in load_configs(path).items()
+    for name, config in load_experiments(path).items()
 }
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.training import load_config, loop
-from dpoptax.training.run import planning
+from dpoptax.training import load_config, planning
 from tests.published_data import write_cifar, write_mnist
 
 RECIPES = sorted((Path(__file__).parents[2] / "configs" / "recipes").glob("*.py"))

@@ -5,29 +5,28 @@ import re
 from pathlib import Path
 
 import pytest
-from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler
-from dpoptax.training.run.planning import plan_run
 
+from dpoptax.training.planning import plan_run
 from dpoptax.training.search.results import ComparisonResult, method_result
 from experiments.claims import catalog
 from experiments.command_line import main
 from experiments.config import ExperimentConfig, load_experiments
-from experiments.methods import Augmented, AugmentedDisk
+from experiments.methods import DPSGD, PMLF, Augmented, AugmentedDisk, Disk, Doppler
 from experiments.reports import paper_runs, reproduction
 
 ROOT = Path(__file__).parents[2]
 DIGITS = """
 from experiments.config import ExperimentConfig
-from dpoptax.training.methods import DPSGD, Doppler
+from experiments.methods import DPSGD, Doppler
 
-def get_config():
-    return ExperimentConfig(
+def get_configs():
+    return {{"{method}": ExperimentConfig(
         method={method}(), model="linear", steps=2, batch_size=64, eval_every=2, accountant="rdp"
-    )
+    )}}
 """
 PAPER = """
 from experiments.config import ExperimentConfig
-from dpoptax.training.methods import DPSGD, PMLF
+from experiments.methods import DPSGD, PMLF
 
 def get_configs():
     one = ExperimentConfig(dataset="mnist", model="linear", steps=10, batch_size=100)
@@ -62,7 +61,7 @@ def test_second_report_command_computes_nothing(configs, tmp_path, monkeypatch, 
         assert (output.parent / link).stat().st_size < 150_000
     assert "LP-DPSGD is better than DP-SGD at equal ε" in text
     assert "\n2 runs of the papers' tables" in text
-    monkeypatch.setattr("dpoptax.training.search.trials.train", None)
+    monkeypatch.setattr("dpoptax.training.search.trials.run_task", None)
     assert main(arguments) == 0
     assert output.read_text() == text
     assert main([*arguments, "--no-digits"]) == 0
@@ -93,7 +92,7 @@ def test_counts_gradient_points(method, gradients):
     if gradients == 2:
         changes = {"noise_multiplier": 5.0, "epsilon": None, "accountant": "rdp"}
         one, several = (
-            plan_run(dataclasses.replace(config, method=m, **changes)).flops
+            plan_run(dataclasses.replace(config, method=m, **changes).task()).flops
             for m in (DPSGD(), method)
         )
         assert several == pytest.approx(gradients * one, rel=0.25)

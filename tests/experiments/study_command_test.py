@@ -203,8 +203,8 @@ def test_logistic_regression_curves_run_their_configs(tmp_path):
     config.parent.mkdir(parents=True)
     config.write_text(
         "import dataclasses, pathlib\n"
-        "from dpoptax.training import TrainConfig, load_configs\n"
-        f"whole = load_configs(pathlib.Path({str(FIGURE_5)!r}))\n"
+        "from experiments.config import load_experiments\n"
+        f"whole = load_experiments(pathlib.Path({str(FIGURE_5)!r}))\n"
         "def get_configs():\n"
         "    return {n: dataclasses.replace(c, steps=2, batch_size=8, microbatch_size=None)\n"
         "            for n, c in whole.items() if n.startswith('c')}\n"

@@ -5,21 +5,22 @@ import dataclasses
 import matplotlib.image
 import numpy as np
 import pytest
-from dpoptax.training.methods import Doppler, NonPrivate
-from dpoptax.training.run.privacy import make_run_plan
 from scipy import signal
 
 from dpoptax import filters
 from dpoptax.filters import spectrum
-from dpoptax.training import ConfigError, TrainConfig, train
+from dpoptax.training import ConfigError
+from dpoptax.training.fitting import run_task
 from dpoptax.training.run.records import params_sha256
+from dpoptax.training.run.seeds import key_of
 from experiments import recording
-from experiments.methods import GeoDP
+from experiments.config import ExperimentConfig
+from experiments.methods import Doppler, GeoDP, NonPrivate
 
 pytestmark = pytest.mark.optimized
 
 DOPPLER = filters.preset("doppler-first-order-1")
-RUN = TrainConfig(
+RUN = ExperimentConfig(
     method=Doppler(),
     model="linear",
     steps=8,
@@ -138,7 +139,7 @@ def test_refuses_bad_values(call, message):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded")
-    run = recording.record_run(RUN, RUN.data().load(), 10_000)
+    run = recording.record_run(RUN, 10_000)
     run.write(folder)
     return run, folder
 
@@ -159,21 +160,20 @@ def test_recording_has_released_and_filtered_gradients(recorded):
 
 @pytest.mark.slow
 def test_recording_does_not_change_training(recorded):
-    data = RUN.data().load()
-    plain = train(RUN, data, make_run_plan(RUN, data.train_size))
-    assert params_sha256(recorded[0].params) == plain.summary["params_sha256"]
+    plain = run_task(RUN.task(), key=key_of(RUN.seed, "threefry"), progress=False)
+    assert params_sha256(recorded[0].params) == params_sha256(plain.params)
 
 
 @pytest.mark.parametrize("changes", [{"method": NonPrivate()}, {"noise_multiplier": 0.0}])
 def test_refuses_to_record_gradients_without_noise(changes):
     with pytest.raises(ConfigError, match="`config` must have noise to be recorded"):
-        recording.record_run(dataclasses.replace(RUN, **changes), RUN.data().load(), 5)
+        recording.record_run(dataclasses.replace(RUN, **changes), 5)
 
 
 @pytest.mark.slow
 def test_noise_on_angles_has_no_single_stddev():
     config = dataclasses.replace(RUN, method=GeoDP(), steps=2)
-    assert np.isnan(recording.record_run(config, RUN.data().load(), 5).stddev)
+    assert np.isnan(recording.record_run(config, 5).stddev)
 
 
 def test_chooses_coordinates_of_all_leaves_without_repetition():

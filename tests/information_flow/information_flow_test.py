@@ -18,8 +18,8 @@ from dpoptax import information_flow, matrix, tables
 from dpoptax._random.keys import two_words
 from dpoptax._release import gaussian
 from dpoptax._support import marks as _marks
-from dpoptax.training import load_configs
-from dpoptax.training.run import planning
+from dpoptax.training import load_config
+from dpoptax.training.run import devices, program
 from tests.helpers import covering, slow_but
 
 KEY = jax.random.key(0)
@@ -1226,11 +1226,9 @@ QUICK_CONFIGS = ("dp_sgd",)
     ],
 )
 def test_trainer_step_shows_only_releases(path):
-    (config,) = load_configs(path).values()
-    shapes = config.data().shapes(config.unit)
-    plan = planning.make_run_plan(config, shapes.units)
-    run = planning.resolve(config, plan, num_classes=shapes.num_classes)
-    arguments = planning.step_arguments(run, shapes)
-    flow = information_flow(run.step, *arguments, private_argnums=(2, 3))
-    assert flow.private == () or not config.method.private
-    assert config.method.private or "[0]" in {each.path[:3] for each in flow.private}
+    task, key = load_config(path).task(), program.any_key()
+    run = program.RunProgram(task, devices.Devices())
+    (params, state), *rest = run.arguments(key)
+    flow = information_flow(run.step(key), params, state, *rest, private_argnums=(2, 3))
+    assert flow.private == () or not task.is_private
+    assert task.is_private or "[0]" in {each.path[:3] for each in flow.private}

@@ -11,9 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import pld
-from dpoptax.training.methods import CorrelatedNoise
-from dpoptax.training.run.planning import plan_run, text
-from dpoptax.training.run.privacy import make_run_plan
 from scipy import integrate, special, stats
 
 import dpoptax
@@ -26,7 +23,11 @@ from dpoptax._pricing.own_events import (
 )
 from dpoptax._pricing.participation_chains import AllocationChain, SeparatedChain
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
-from dpoptax.training import ConfigError, TrainConfig, data, train
+from dpoptax.training import ConfigError, planning
+from dpoptax.training.fitting import run_task
+from dpoptax.training.run.program import bounds
+from experiments.config import ExperimentConfig
+from experiments.methods import CorrelatedNoise
 from tests.helpers import after_releases, event_epsilon, slow_but
 
 DELTA = 1e-5
@@ -503,8 +504,8 @@ class TestLedger:
         ).epsilon(1e-3)
 
 
-TINY = TrainConfig(
-    model="linear", steps=2, eval_every=2, batch_size=719, noise_multiplier=2.0, seed=0
+TINY = ExperimentConfig(
+    model="linear", steps=2, eval_every=2, batch_size=719, epsilon=None, noise_multiplier=2.0
 )
 
 
@@ -519,22 +520,22 @@ class TestTrainer:
     @pytest.mark.slow
     def test_trainer_states_spent_epsilon(self, sampling, steps, k):
         config = dataclasses.replace(TINY, sampling=sampling, steps=steps, accountant="rdp")
-        dataset = data.load_dataset(config.dataset)
-        plan = make_run_plan(dataclasses.replace(config, epsilon=None), dataset.train_size)
-        assert dataset.train_size == 1438
-        assert (plan.sampler.period, plan.sampler.participations) == (2 * k, k)
-        summary = train(dataclasses.replace(config, epsilon=None), dataset, plan).summary
-        assert summary["sampling"] == "RandomAllocationSampler"
-        assert summary["epsilon"] == accounting.planned_guarantee(
-            noise_multiplier=2.0, steps=steps, sampler=plan.sampler, accountant="rdp"
+        task = config.task()
+        sampler = task.plan.sampler
+        assert sampler.dataset_size == 1438
+        assert (sampler.period, sampler.participations) == (2 * k, k)
+        spent = run_task(task, progress=False).guarantee
+        assert spent.to_dict()["sampling"]["sampling"] == "RandomAllocationSampler"
+        assert spent.stated_epsilon == accounting.planned_guarantee(
+            noise_multiplier=2.0, steps=steps, sampler=sampler, accountant="rdp"
         ).epsilon(1e-5)
-        said = text("run", plan_run(dataclasses.replace(config, epsilon=None)))
-        assert f"replace-special, {sampling} sampling" in said
+        said = planning.text("run", planning.plan_run(task))
+        assert "drawn by RandomAllocationSampler" in said
 
     def test_partial_epochs_are_refused_with_valid_step_counts(self):
-        config = dataclasses.replace(TINY, sampling="random_allocation", steps=5, epsilon=None)
+        config = dataclasses.replace(TINY, sampling="random_allocation", steps=5)
         with pytest.raises(ConfigError, match="got 5 steps of batch_size=719 .* Set steps=4 or 6"):
-            make_run_plan(config, 1438)
+            config.task()
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -547,17 +548,18 @@ class TestTrainer:
             sampling=sampling,
             batch_size=240,
             steps=12,
+            epsilon=3.0,
             noise_multiplier=None,
         )
         plans = {
-            accountant: make_run_plan(dataclasses.replace(config, accountant=accountant), 1438)
+            accountant: dataclasses.replace(config, accountant=accountant).task().plan
             for accountant in ("pld", "monte_carlo")
         }
         for plan in plans.values():
-            assert 0.98 * config.epsilon < plan.epsilon(12) <= config.epsilon
-            assert plan.permitted_steps == 12
-            bounds = plan.bounds([4, 8, 12])
-            assert bounds[4] <= bounds[8] <= bounds[12] == plan.epsilon(12)
+            assert 0.98 * 3 < plan.epsilon <= 3
+            assert plan.steps_within(3.0) == 12
+            found = bounds(plan, [4, 8, 12])
+            assert found[4] <= found[8] <= found[12] == plan.epsilon
         # Randomness that the accountant does not use costs noise.
         assert plans["monte_carlo"].noise_multiplier < 0.8 * plans["pld"].noise_multiplier
 

