@@ -1,15 +1,10 @@
 """A run of a few seconds for tests of interruptions, and arrays on disk."""
 
 import numpy as np
-from dpoptax.training.methods import Disk
 
-<<<<<<< HEAD
-from dpoptax.training import TrainConfig
-=======
 from dpoptax.training import config_of
 from experiments.config import ExperimentConfig
 from experiments.methods import Disk
->>>>>>> tasks1
 
 CONFIG = config_of(
     ExperimentConfig(
