@@ -137,11 +137,10 @@ def clipped_grad(
         is sharded although no mesh was given (inside `jit` this is visible on explicit axes only).
 
     Warns:
-      UserWarning: the gradients of some parameters are exactly zero (see `dpoptax.explain`),
-        because the loss does not use them, stops their gradients, or normalizes a batch of one
-        example. Or the loss closes over more than 16 MB of arrays: make frozen weights an argument
-        of the jitted step, and call `clipped_grad` inside it. The
-        warning is given when the loss is compiled.
+      UserWarning: the gradients of some parameters are exactly zero, because the loss does not use
+        them or stops their gradients. `dpoptax.explain` finds further zero gradients. Or the loss
+        closes over more than 16 MB of arrays: make frozen weights an argument of the jitted step,
+        and call `clipped_grad` inside it. The warning is given when the loss is compiled.
 
     >>> import jax.numpy as jnp
     >>> import dpoptax

@@ -29,7 +29,6 @@ from dpoptax._clips.clip import Clip
 from dpoptax._clips.clipping_functions import PerLayerClip
 from dpoptax._clips.encoding import EncodingClip
 from dpoptax._clips.encoding import join as join_encoding
-from dpoptax._losses.check_loss import may_center
 from dpoptax._losses.trace_loss import Examples, TracedLoss
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
@@ -174,10 +173,10 @@ def _after_reading(
         loss: TracedLoss, points: GradientPoints, examples: Examples, **over: "BatchDevices"
     ) -> tuple[PyTree, PyTree]:
         program, dtype = read_program(loss), options.factor_dtype
-        if program.unused or may_center(loss.program.jaxpr):
-            from dpoptax._losses.zero_gradients import warn_of_vanishing
+        if program.unused:
+            from dpoptax._losses.zero_gradients import warn_of_unused
 
-            warn_of_vanishing(program, points.points[0])
+            warn_of_unused(program, points.points[0])
         return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 
     return total
