@@ -95,7 +95,7 @@ def run_uses(
         raise ValueError(
             "The derivative that a `jax.custom_jvp` in `loss_fn` defines chooses a branch for its "
             "tangents (`jax.lax.cond`). JAX cannot differentiate a batch of these in reverse, "
-            "which `method='recompute'` and `per_layer_clip(streaming=True)` need. Choose numbers "
+            "which the methods 'recompute' and 'streaming' need. Choose numbers "
             "that multiply the tangents instead, define the derivative by `jax.custom_vjp`, or use "
             "`method='auto'`."
         ) from error

@@ -1,10 +1,9 @@
 """Clips and sums each use of a parameter during the backward pass.
 
-With the clip `per_layer_clip(…, streaming=True)`, the norm of one part of the gradient does not
-depend on other parts, so factors are not kept. Automatic differentiation would sum the gradients of
-all examples. Instead, `use_clip.UseClip` clips and sums them. A scan stacks the results as it would
-stack gradients, and `jax.checkpoint` computes operands again. A step then needs little more memory
-than one without privacy.
+The norm of one part of the gradient does not depend on other parts, so factors are not kept.
+Automatic differentiation would sum the gradients of all examples. Instead, `use_clip.UseClip` clips
+and sums them. A scan stacks the results as it would stack gradients, and `jax.checkpoint` computes
+operands again. A step then needs little more memory than one without privacy.
 
 The bound of the whole sum follows from the bounds of its parts:
 
@@ -67,7 +66,7 @@ def streamed_sum(
     """
     params = points.points[0]
     mask, whole = program.loss.separate(examples.mask), examples.whole
-    check_uses(program, points, "`per_layer_clip(streaming=True)`")
+    check_uses(program, points, "streaming")
     places = UsePlaces(program, jax.tree.leaves(params), devices.specs)
     parts, opaque_parts = _split_bounds(program, clip, params, places.added)
 

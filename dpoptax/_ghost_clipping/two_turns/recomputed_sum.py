@@ -33,16 +33,13 @@ from dpoptax._ghost_clipping.backward.use_places import (
     UsePlaces,
     UseTotal,
     check_uses,
-    find_obstacle,
     leaf_of,
 )
 from dpoptax._ghost_clipping.backward.use_runner import BatchFunction, run_uses
 from dpoptax._ghost_clipping.backward.use_sum import UseSum, tau_of_parts
-from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex
-from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._losses.program import Block, Program
+from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums, bounds
@@ -84,7 +81,7 @@ def recomputed_sum(
     params = points.points[0]
     leaves, inputs = jax.tree.leaves(params), examples.inputs
     mask, whole = program.loss.separate(examples.mask), examples.whole
-    check_uses(program, points, "`method='recompute'`")
+    check_uses(program, points, "recompute")
     uses = _LimitedUses(
         scaling(clip, points.reference),
         program,
@@ -101,40 +98,6 @@ def recomputed_sum(
     sums = lax.cond(always > 0, lambda: uses.sum(leaves, inputs, limits), uses.places.zeros)
     total = jax.tree.unflatten(jax.tree.structure(params), sums)
     return (total, statistic), program.loss.aux(results)
-
-
-def saves_memory(program: Program, points: GradientPoints, factor_dtype: DTypeLike | None) -> bool:
-    """Returns whether `recomputed_sum` saves a large amount of memory for a single example.
-
-    This is the case if `jax.checkpoint` discards more than `COSTS.discarded_bytes` of the example's
-    operands and cotangents. No parameter may be used twice, so that the result is that of
-    `ghost_clipped_sum` up to rounding.
-    """
-    if _discarded_bytes(program.block, factor_dtype) <= COSTS.discarded_bytes:
-        return False
-    if find_obstacle(program, points) is not None:
-        return False
-    places = UsePlaces(program, jax.tree.leaves(points.points[0]), None)
-    return max(places.added.values()) == 1
-
-
-def _discarded_bytes(
-    block: Block, factor_dtype: DTypeLike | None, checkpointed: bool = False
-) -> int:
-    """Returns the bytes of one example's operands and cotangents inside `jax.checkpoint`."""
-    total = 0
-    for step in block.steps:
-        if step.body is not None:
-            inside = checkpointed or step.scan_id is None
-            total += _discarded_bytes(step.body, factor_dtype, inside)
-        elif step.use is not None and checkpointed:
-            arrays = [step.use.output]
-            if step.use.rule.reads_data:
-                arrays.append(step.operands[step.data].aval)
-            steps = math.prod(length for _, length in step.loops)
-            for x in arrays:
-                total += steps * x.size * recorded_dtype(x.dtype, factor_dtype).itemsize
-    return total
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
