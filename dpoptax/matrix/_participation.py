@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from dpoptax._pricing import participation_chains
-from dpoptax._pricing.checks import Unit
 from dpoptax.sampling._base import Sampler
 from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
@@ -116,40 +115,6 @@ class Participation:
     def _fixed(self) -> bool:
         sampler = self.sampler
         return _takes_turns(sampler) and sampler.participation_probability == 1
-
-    @property
-    def dataset_size(self) -> int:
-        """N, the number of records that the sampler draws from."""
-        return self.sampler.dataset_size
-
-    @property
-    def batch_size(self) -> int:
-        """B, the expected number of examples in one of the sampler's batches."""
-        return self.sampler.batch_size
-
-    @property
-    def neighboring_relation(self) -> str:
-        """The neighboring relation of the sampler."""
-        return self.sampler.neighboring_relation
-
-    @property
-    def seed(self) -> int | bytes | None:
-        """The secret seed of the sampler."""
-        return self.sampler.seed
-
-    @property
-    def unit(self) -> Unit:
-        """The unit of the sampler."""
-        return self.sampler.unit
-
-    @property
-    def owners(self) -> str | None:
-        """The owners of the sampler."""
-        return self.sampler.owners
-
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values."""
-        return self.sampler.describe()
 
     @property
     def independent_steps(self) -> bool:
