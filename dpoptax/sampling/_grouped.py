@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpoptax._pricing.checks import integer, number
-from dpoptax.sampling._base import Sample, Sampler, checked_step
-from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY, largest_draw
+from dpoptax.sampling._base import CutSampler, Sample, checked_step
+from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedPoissonSampler(Sampler):
+class GroupedPoissonSampler(CutSampler):
     """Draws each record independently, with a probability that depends on its group.
 
         p_g = w_g B / Σ_h w_h N_h,   for every record of group g
@@ -48,6 +48,7 @@ class GroupedPoissonSampler(Sampler):
     weights: Sequence[float] = ()
 
     neighboring_relation: ClassVar[str] = "add-or-remove-one"
+    _overflow = RARE_OVERFLOW_PROBABILITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,25 +78,6 @@ class GroupedPoissonSampler(Sampler):
         scale = self.batch_size / math.fsum(weight * size for weight, size in pairs)
         exact = (weight * scale for weight in self.weights)
         return tuple(1.0 if 1 < p < 1 + 1e-12 else p for p in exact)  # undo rounding
-
-    @property
-    def padded_size(self) -> int:
-        """The length of every sample, and the size that larger draws are cut to."""
-        # Above the mean, the size of a draw with several probabilities has a smaller tail than the
-        # binomial with their mean (Hoeffding, 1956).
-        size, probability = self.dataset_size, self.sampling_probability
-        largest = largest_draw(size, probability, RARE_OVERFLOW_PROBABILITY)
-        return self._padded(min(max(largest, self.batch_size + 1), size))
-
-    @property
-    def full_probability(self) -> float:
-        """A bound on the probability that other records fill a step's batch."""
-        from scipy import stats
-
-        if self.padded_size >= self.dataset_size:
-            return 0.0
-        rates = self.dataset_size, self.sampling_probability
-        return float(stats.binom.sf(self.padded_size - 1, *rates))
 
     def sample(self, step: int) -> Sample:
         """Returns the records of a step."""
