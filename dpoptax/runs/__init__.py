@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._support.hosts import check_same_on_hosts as check_same_on_hosts
     from dpoptax._support.hosts import differing as differing
     from dpoptax._support.hosts import shared_bytes as shared_bytes
+    from dpoptax._support.rounded import delta_text as delta_text
+    from dpoptax._support.rounded import epsilon_text as epsilon_text
     from dpoptax.runs._batches import draw as draw
     from dpoptax.runs._batches import read_batch as read_batch
     from dpoptax.runs._identity import Hidden as Hidden
@@ -61,6 +63,7 @@ else:
                 "differing",
                 "shared_bytes",
             ),
+            ".._support.rounded": ("delta_text", "epsilon_text"),
             ".._random.keys": ("key_of_words", "words_of"),
         },
     )
