@@ -146,9 +146,9 @@ class Participation:
           ValueError: the column has other entries.
         """
         if isinstance(self.sampler, ChainSampler):
-            from dpoptax._pricing import own_events
+            from dpoptax._pricing import custom_events
 
-            column = own_events.shortest(self.strategy.column(steps).tolist())
+            column = custom_events.shortest(self.strategy.column(steps).tolist())
             return participation_chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         entries = np.asarray(self.strategy.column(steps), np.float64)
         if np.any(entries < 0) or np.any(np.diff(entries) > 0):
@@ -164,7 +164,7 @@ class Participation:
         """Returns the event of `steps` sums with correlated noise."""
         import dp_accounting as dpa
 
-        from dpoptax._pricing import events, own_events
+        from dpoptax._pricing import custom_events, events
 
         if self.strategy.bands == 1 or self._amplified:
             return self.sampler.dp_event(noise_multiplier, steps)
@@ -176,12 +176,12 @@ class Participation:
         if not isinstance(self.sampler, ChainSampler):
             return unamplified
         run: dict[str, Any] = {
-            "column": own_events.shortest(self.strategy.column(steps).tolist()),
+            "column": custom_events.shortest(self.strategy.column(steps).tolist()),
             "chain": self.sampler.chain,
             "overflow": self.sampler.full_probability,
         }
-        amplified = own_events.banded_allocation_event(noise_multiplier, steps, **run)
-        return own_events.participation_event(
+        amplified = custom_events.banded_allocation_event(noise_multiplier, steps, **run)
+        return custom_events.participation_event(
             noise_multiplier, steps, **run, bound=amplified or unamplified
         )
 

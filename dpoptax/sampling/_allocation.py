@@ -134,9 +134,9 @@ class RandomAllocationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import own_events
+        from dpoptax._pricing import custom_events
 
-        return own_events.allocation_event(
+        return custom_events.allocation_event(
             noise_multiplier,
             steps,
             period=self.period,

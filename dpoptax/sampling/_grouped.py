@@ -97,10 +97,10 @@ class GroupedPoissonSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of `steps` noisy sums with the largest probability."""
-        from dpoptax._pricing import events, own_events
+        from dpoptax._pricing import custom_events, events
 
         event = events.poisson_event(noise_multiplier, max(self.probabilities), steps)
-        return own_events.cut_event(event, steps * self.full_probability)
+        return custom_events.cut_event(event, steps * self.full_probability)
 
     def describe(self) -> dict[str, object]:
         """Returns the sampling as JSON values, with groups and their probabilities."""

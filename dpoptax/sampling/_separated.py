@@ -139,9 +139,9 @@ class MinSeparationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import own_events
+        from dpoptax._pricing import custom_events
 
-        return own_events.separated_event(
+        return custom_events.separated_event(
             noise_multiplier,
             steps,
             probability=self.participation_probability,
