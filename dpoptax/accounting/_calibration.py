@@ -14,9 +14,16 @@ from dpoptax._pricing.checks import (
     number,
     relation_named,
 )
+from dpoptax._pricing.noise_schedule import phases_of, scaled
 from dpoptax._pricing.privacy_event import Composable, other_events
 from dpoptax.accounting._parameter_search import Search
-from dpoptax.accounting._run_event import Sampling, checked_noise, event_of, sampling_of
+from dpoptax.accounting._run_event import (
+    Sampling,
+    event_of,
+    run_event,
+    sampler_of,
+    sampling_of,
+)
 from dpoptax.sampling._poisson import PoissonSampler
 
 if TYPE_CHECKING:
@@ -67,8 +74,8 @@ def calibrate(
     644
     """
     left_out = [noise_multiplier is None, steps is None, dataset_size is not None]
-    scaled = schedule is not None and noise_multiplier is not None
-    if sum(left_out) != 1 or scaled or (dataset_size is not None and sampler is not None):
+    both = schedule is not None and noise_multiplier is not None
+    if sum(left_out) != 1 or both or (dataset_size is not None and sampler is not None):
         raise ValueError(
             "Leave out exactly one of `noise_multiplier`, `steps` and `sampler` (with "
             f"`dataset_size` instead), got noise_multiplier={noise_multiplier}, steps={steps}, "
@@ -82,15 +89,14 @@ def calibrate(
         steps = integer("steps", steps, 1, "a run without steps has no noise and no batch")
     sampling, others = sampling_of(sampling_probability, sampler), other_events(also)
     relative = 1.0 if schedule is None else schedule
-    noise = checked_noise(relative if noise_multiplier is None else noise_multiplier)
+    noise = phases_of(relative if noise_multiplier is None else noise_multiplier)
 
     def event(x: float) -> dpa.DpEvent:
         """Returns the event with x as the number that is left out."""
         drawn = sampling if dataset_size is None else PoissonSampler(dataset_size, int(x))
-        used = noise
-        if noise_multiplier is None:
-            used = tuple((t, x * r) for t, r in noise) if isinstance(noise, tuple) else x
-        return event_of(drawn, used, int(x) if steps is None else steps, others).dp_event
+        used = noise if noise_multiplier is not None else scaled(noise, x)
+        own = event_of(drawn, [(int(x) if steps is None else steps, used)])
+        return run_event(own, drawn, others).dp_event
 
     target = _target(epsilon, delta, accountant, sampling)
     if noise_multiplier is None:
@@ -125,6 +131,7 @@ def _target(
 ) -> tuple[float, float, str, dpa.NeighboringRelation]:
     if not 0 < number("epsilon", epsilon) < math.inf:
         raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
-    check_delta(delta, sampling.dataset_size)
+    sampler = sampler_of(sampling)
+    check_delta(delta, sampler.dataset_size)
     check_accountant(accountant)
-    return epsilon, delta, accountant, relation_named(sampling.neighboring_relation)
+    return epsilon, delta, accountant, relation_named(sampler.neighboring_relation)
