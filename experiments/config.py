@@ -223,6 +223,10 @@ class ExperimentConfig:
         data, known = self.data(), self._has_data
         model = self.build_model(data.num_classes)
         plan, users = self.plan(data), self.users(data)
+        if self.sampling == "in_order":  # without an incomplete last group
+            whole = cast(dict[str, Any], data.train)
+            size = plan.sampler.dataset_size
+            data = dataclasses.replace(data, train={k: x[:size] for k, x in whole.items()})
         made = classification(
             model,
             data,

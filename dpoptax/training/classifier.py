@@ -1,9 +1,10 @@
 """Makes a task of a flax model and a data set with labels."""
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -132,14 +133,8 @@ def initial_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Va
     Raises:
         ConfigError: The model does not take one such example, or it keeps other state.
     """
-    try:
+    with _explains_model(model, inputs):
         made = model.init(key, jnp.zeros_like(_computed(inputs)))
-    except Exception as error:
-        raise ConfigError(
-            "`model` must take one example without a batch axis, got "
-            f"{type(model).__name__}, which fails for inputs of shape {inputs.shape} with "
-            f"{type(error).__name__}: {error}"
-        ) from error
     if others := made.keys() - {"params", "frozen"}:
         raise ConfigError(
             f"`model` must keep parameters only, got {type(model).__name__} with "
@@ -147,6 +142,18 @@ def initial_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Va
             "GroupNorm instead of BatchNorm."
         )
     return Variables(made["params"], made.get("frozen", {}))
+
+
+@contextlib.contextmanager
+def _explains_model(model: nn.Module, inputs: Any) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            "`model` must take one example without a batch axis, got "
+            f"{type(model).__name__}, which fails for inputs of shape {inputs.shape} with "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Array:
@@ -164,7 +171,8 @@ def _computed(inputs: jax.Array) -> jax.Array:
 def _check_logits(model: nn.Module, variables: Variables, source: streaming.Source) -> None:
     """Raises a ConfigError unless the logits of an example fit its labels."""
     example = jax.tree.map(lambda x: x[0], streaming.read(source, np.zeros(1, np.int64)))
-    logits = jax.eval_shape(functools.partial(apply, model), variables, example["inputs"])
+    with _explains_model(model, example["inputs"]):
+        logits = jax.eval_shape(functools.partial(apply, model), variables, example["inputs"])
     if logits.ndim != np.ndim(example["labels"]) + 1:
         raise ConfigError(
             "`model` must return logits for each label of one example, got an array of shape "

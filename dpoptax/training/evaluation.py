@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpoptax.runs import digest_of, rows_digest, traced, tree_digest
 from dpoptax.training.data import streaming
 
 _CHUNK = 1024
@@ -70,13 +71,25 @@ class Evaluation:
         return jax.tree.map(jnp.asarray, self._examples) if alone else self._examples
 
     def kinds(self, params: Any) -> dict[str, bool]:
-        """Returns the names of the metrics, and whether each has one term for each example."""
-        example = jax.tree.map(
+        """Returns the names in the results, and whether each has one term for each example."""
+        found = jax.eval_shape(self._of_one, params, self._example(), self._frozen)
+        return {self._prefix + name: not isinstance(value, tuple) for name, value in found.items()}
+
+    def digest(self, params: Any) -> str:
+        """Returns a hash of the metrics and the examples; `params` may be shapes."""
+        program = traced(self._of_one, params, self._example(), self._frozen)
+        arrays = rows_digest(self._examples, whole=False), tree_digest(self._frozen)
+        return digest_of([program, *arrays])
+
+    def _of_one(self, params: Any, example: Any, frozen: dict[str, Any]) -> dict[str, Any]:
+        return self._metrics(params, example, **frozen)
+
+    def _example(self) -> Any:
+        """Returns the shapes of an example."""
+        return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
             streaming.read(self._examples, np.zeros(1, np.int64)),
         )
-        found = jax.eval_shape(lambda *args: self._metrics(*args, **self._frozen), params, example)
-        return {name: not isinstance(value, tuple) for name, value in found.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

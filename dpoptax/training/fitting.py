@@ -349,9 +349,11 @@ def _make_result(
     if not isinstance(plan, PlainPlan):
         run = plan.continue_run(state.opt_state)
         guarantee = dataclasses.replace(run.guarantee(state.opt_state), drawn=True)
-        if workdir is not None and jax.process_index() == 0:
-            from dpoptax.training.run import records
+    if workdir is not None and jax.process_index() == 0:
+        from dpoptax.training.run import records
 
+        (workdir / records.STATEMENT).unlink(missing_ok=True)  # there may be one of another run
+        if guarantee is not None:
             records.write_text(workdir / records.STATEMENT, guarantee.statement())
     history = list(state.history)
     return FitResult(state.params, state.opt_state, guarantee, history, plan, state.done)

@@ -101,7 +101,9 @@ def summarize(task: Task, result: FitResult) -> Record:
 
 def _privacy(task: Task, guarantee: Guarantee | None) -> Record:
     """Returns the part of a summary on privacy."""
-    plan, epsilon = task.plan, None if guarantee is None else guarantee.stated_epsilon
+    plan, epsilon = task.plan, None
+    if guarantee is not None and task.is_private:
+        epsilon = guarantee.stated_epsilon
     clip = RunProgram(task, Devices()).clip
     found = {
         "private": epsilon is not None and math.isfinite(epsilon),

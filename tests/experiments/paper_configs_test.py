@@ -7,11 +7,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from scipy.stats import norm
-
-import dpoptax
-from dpoptax.training import ConfigError, load_config, load_configs, train_and_evaluate
-from dpoptax.training.cli.main import main
 from dpoptax.training.methods import DPSGD, PMLF, CorrelatedNoise, Disk, Doppler
 from dpoptax.training.models import MODELS
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain

@@ -1,6 +1,5 @@
 """Tests of runs killed at any moment, including checkpoint writes, and restarted."""
 
-import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -16,7 +15,7 @@ from dpoptax.training import loop
 from dpoptax.training.run import checkpoints, training_loop
 from tests import runs
 
-CONFIG = dataclasses.replace(runs.CONFIG, eval_every=7, checkpoint_every=5, batch_size=16)
+CONFIG = runs.CONFIG.replace(eval_every=7, checkpoint_every=5, batch_size=16)
 
 
 def _train(steps, small, workdir):
@@ -36,7 +35,7 @@ def _train(steps, small, workdir):
         advance(self, drawn)
 
     training_loop.TrainingLoop.advance = logged
-    loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
+    loop.train_and_evaluate(CONFIG.replace(steps=steps), workdir, progress=False)
 
 
 def _start(context, *run):

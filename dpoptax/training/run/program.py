@@ -22,6 +22,7 @@ from dpoptax.runs import (
     sampler_of,
     seeded,
     settings,
+    tree_digest,
     words_of,
 )
 from dpoptax.sampling import Sampler
@@ -155,13 +156,15 @@ class RunProgram:
 
     def identity_of_any_run(self) -> RunIdentity:
         """Returns the part of the identity that all runs of the task share."""
-        key = any_key()
-        step = self.step(key)
-        values = noise_values(self.task.plan, key)
-        plan = {"`sampler`": self.task.plan.sampler.law, "steps": self.task.plan.steps}
-        return RunIdentity(
-            {**settings(), **plan, **values, **self._program(step, self.arguments(key))}
-        )
+        task, key = self.task, any_key()
+        plan = {
+            "`sampler`": task.plan.sampler.law,
+            "steps": task.steps,
+            "`delta`": getattr(task.plan, "delta", None),
+            "`params`": Hidden(tree_digest(task.params)),
+        }
+        program = self._program(self.step(key), self.arguments(key))
+        return RunIdentity({**settings(), **plan, **noise_values(task.plan, key), **program})
 
     def arguments(self, key: jax.Array) -> Any:
         """Returns shapes and types of the arguments of a step on one device."""

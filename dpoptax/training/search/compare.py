@@ -6,14 +6,15 @@ import math
 import os
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from dpoptax.runs import RunIdentity, data_of
+from dpoptax.runs import Hidden, RunIdentity, data_of
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.run import records
-from dpoptax.training.search import settings
+from dpoptax.training.search import settings, trials
 from dpoptax.training.search.results import (
     ComparisonResult,
     GridPoint,
@@ -74,6 +75,7 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     Raises:
         ConfigError: The configs are not comparable.
     """
+    trials.forget_identities()
     configs = _with_values(configs, comparison)
     tasks = [task_of(with_flags(c, seed=0, held_out=False)) for c in configs.values()]
     epsilon, delta = _common_budget(dict(zip(configs, tasks, strict=True)))
@@ -92,12 +94,12 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     with Bar(total=total, unit="run", desc="compare", disable=not progress) as bar:
         grids = _grids(list(configs.values()), factors, tried_on, runner, bar)
         rates = [max(grid, key=_validation_accuracy).learning_rate for grid in grids]
-        trials = [
+        chosen = [
             Trial(with_flags(config, learning_rate=rate, seed=seed, held_out=False))
             for config, rate in zip(configs.values(), rates, strict=True)
             for seed in seeds
         ]
-        runs = iter(runner.run(trials, bar))
+        runs = iter(runner.run(chosen, bar))
     methods = [
         method_result(name, label, rate, grid, [next(runs) for _ in seeds])
         for name, label, rate, grid in zip(names, configs, rates, grids, strict=True)
@@ -125,7 +127,9 @@ def _known_data(task: Task, path: Path) -> dict[str, Any]:
     known: dict[str, Any] = {}
     if path.is_file():
         known = json.loads(path.read_text(encoding="utf-8"))
-    now = RunIdentity(data_of(task.data, whole=False))
+    evaluated = cast(Evaluation, task.evaluate)
+    test = {"The test examples, with their metrics,": Hidden(evaluated.digest(task.params))}
+    now = RunIdentity({**data_of(task.data, whole=False), **test})
     now.check_continues(
         known.setdefault(task.dataset, now.record()), f"earlier runs in {path.parent}"
     )
@@ -139,13 +143,13 @@ def _grids(
     rates = [
         [factor * config.flags["learning_rate"].default for factor in factors] for config in configs
     ]
-    trials = [
+    tried = [
         Trial(with_flags(config, learning_rate=rate, seed=seed, held_out=True))
         for config, own in zip(configs, rates, strict=True)
         for rate in own
         for seed in seeds
     ]
-    accuracies = (run["test_accuracy"] for run in runner.run(trials, bar))
+    accuracies = (run["test_accuracy"] for run in runner.run(tried, bar))
     return [[GridPoint(rate, [next(accuracies) for _ in seeds]) for rate in own] for own in rates]
 
 

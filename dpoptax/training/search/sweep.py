@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import secrets
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,14 @@ from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, describe_choice, likely_number, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
-from dpoptax.training.search.trials import Runner, Trial, sum_identity, task_of, with_flags
+from dpoptax.training.search.trials import (
+    Runner,
+    Trial,
+    forget_identities,
+    sum_identity,
+    task_of,
+    with_flags,
+)
 from dpoptax.training.task import PlainPlan, Task
 
 if TYPE_CHECKING:
@@ -40,6 +48,7 @@ def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True
     cache_folder.make_private(trials)  # records contain seeds, which reveal the noise
     with contextlib.ExitStack() as stack:
         let_no_other_in(trials, stack)
+        forget_identities()
         begun = _begun(configs, sweep)
         candidates, chosen, cost, guarantee = prepare(
             configs, sweep, begun["seed"], progress=progress
@@ -104,7 +113,8 @@ def _run(
     settled = [candidates[which] for which in chosen]
     trials = [
         Trial(
-            with_flags(one.config, seed=index, held_out=True),
+            # The seed of the published parameters must not reveal the number of the trial.
+            with_flags(one.config, seed=_seed(begun["seed"], f"params {index}"), held_out=True),
             use=f"trial {index}",
             secret=begun["seed"],
             keep_params=True,
@@ -174,7 +184,9 @@ def prepare(
 def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
     """Raises a ConfigError unless a sweep over these tasks has a price."""
     plans = [task.plan for task in tasks if not isinstance(task.plan, PlainPlan)]
-    if len({(task.dataset, task.plan.sampler.dataset_size) for task in tasks}) > 1:
+    sizes = (cast(Evaluation, task.evaluate).size for task in tasks)
+    drawn = ((task.dataset, task.plan.sampler.dataset_size) for task in tasks)
+    if len(set(zip(drawn, sizes, strict=True))) > 1:
         raise ConfigError("The data must be the same for all trials. Use configs of one data set.")
     if len(deltas := {plan.delta for plan in plans}) > 1:
         raise ConfigError(f"`delta` must be the same for all trials, got {sorted(deltas)}.")
@@ -196,7 +208,7 @@ def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
             "each trial by Rényi divergences."
         )
     for task in tasks:
-        if not cast(Evaluation, task.evaluate).kinds(task.params)["accuracy"]:
+        if not cast(Evaluation, task.evaluate).kinds(task.params)["test_accuracy"]:
             raise ConfigError(
                 f"The accuracy of {task.name} must be one number for each held-out example in a "
                 "sweep, got one for each token. The sensitivity of the held-out accuracy is not "
@@ -241,7 +253,7 @@ def _begun(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
     identity = records.plain({"sweep": given, "configs": described, "files": files})
     path = sweep.workdir / "sweep.json"
     if not path.is_file():
-        return {**identity, "seed": secrets.randbits(63)}
+        return {**identity, "seed": secrets.randbits(256)}
     begun: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if identity != {name: begun[name] for name in identity}:
         raise ConfigError(
@@ -287,20 +299,21 @@ def _cost(task: Task) -> Any:
     """Returns a value that is equal for tasks with the same privacy cost."""
     planned, plan = task.guarantee(), task.plan
     if planned is None or isinstance(plan, PlainPlan):
-        return repr(plan)
+        return None
     return planned.event.dp_event, planned.accountant, planned.stated_delta, plan.strategy
 
 
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
-    """Returns held-out accuracies with noise on the number of correct predictions."""
-    size = cost.held_out_size
-    noise = [
-        np.random.default_rng(_seed(seed, f"score {index}")).normal() for index in range(len(found))
-    ]
-    return [
-        (size * record["test_accuracy"] + cost.score_stddev * z) / size
-        for record, z in zip(found, noise, strict=True)
-    ]
+    """Returns held-out accuracies with noise on the number of correct predictions.
+
+    The noise belongs to one accuracy. Another one in its place would have other noise.
+    """
+    size, scores = cost.held_out_size, []
+    for index, record in enumerate(found):
+        accuracy = record["test_accuracy"]
+        rng = np.random.default_rng(_seed(seed, f"score {index} {accuracy!r}"))
+        scores.append((size * accuracy + cost.score_stddev * rng.normal()) / size)
+    return scores
 
 
 def _publish(
@@ -334,7 +347,6 @@ def _publish(
     return result
 
 
-def _seed(seed: int, use: int | str) -> int:
-    """Derives a seed for each use from the seed of a sweep."""
-    words = np.random.SeedSequence([seed, *str(use).encode()]).generate_state(2, np.uint32)
-    return (int(words[0]) << 31) ^ int(words[1])
+def _seed(seed: int, use: str) -> int:
+    """Derives a seed for each use from the seed of a sweep, which it does not reveal."""
+    return int.from_bytes(hashlib.shake_256(f"{seed} {use}".encode()).digest(8)) >> 1

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from dpoptax.runs import RunIdentity, key_of_words, settings
+from dpoptax.runs import Hidden, RunIdentity, key_of_words, settings
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
@@ -34,8 +34,8 @@ from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.task import Task
 
-# Identities in this process, by config file and arguments.
-_IDENTITIES: dict[str, RunIdentity] = {}
+# Identities of configs without their seeds, which `forget_identities` empties.
+_IDENTITIES: dict[Any, RunIdentity] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Runner:
                 _run(trial, path, progress=not bar.disable)
                 yield
             return
-        jobs = [_job(trial, path) for path, trial in missing.items()]
+        jobs = [_job(self, trial, path) for path, trial in missing.items()]
         pool = concurrent.futures.ProcessPoolExecutor(
             self.processes,
             mp_context=multiprocessing.get_context("spawn"),
@@ -132,10 +132,10 @@ def task_of(config: Config) -> Task:
     """
     task = config.task()
     evaluate = task.evaluate
-    if not isinstance(evaluate, Evaluation) or "accuracy" not in evaluate.kinds(task.params):
+    if not isinstance(evaluate, Evaluation) or "test_accuracy" not in evaluate.kinds(task.params):
         raise ConfigError(
-            f"`evaluate` of {config.name} must be an `Evaluation` with the metric 'accuracy', by "
-            f"which runs are compared, got {evaluate!r}."
+            f"`evaluate` of {config.name} must be an `Evaluation` with the metric 'accuracy' and "
+            f"its default prefix, by which runs are compared, got {evaluate!r}."
         )
     return task
 
@@ -156,14 +156,22 @@ def with_flags(config: Config, **values: Any) -> Config:
     return config.replace(**values)
 
 
+def forget_identities() -> None:
+    """Computes all identities anew, because data or code may have changed since a last command."""
+    _IDENTITIES.clear()
+
+
 def sum_identity(config: Config) -> RunIdentity:
-    """Returns the data and the program of a config's steps, equal for all seeds."""
-    if "seed" in config.flags:
-        config = config.replace(seed=0)
-    text = records.to_json([config.name, config.digest, _values(config), settings()])
-    if text not in _IDENTITIES or not config.digest:  # a function without a file may have changed
-        _IDENTITIES[text] = RunProgram(config.task(), Devices()).identity_of_any_run()
-    return _IDENTITIES[text]
+    """Returns the data and the programs of a config, equal for all seeds."""
+    config = config.replace(seed=0)
+    known_by = config.function, records.to_json([_values(config), settings()])
+    if known_by not in _IDENTITIES:
+        task = task_of(config)
+        found = RunProgram(task, Devices()).identity_of_any_run()
+        digest = cast(Evaluation, task.evaluate).digest(task.params)
+        values = {**found.values, "`evaluate`, with its examples,": Hidden(digest)}
+        _IDENTITIES[known_by] = RunIdentity(values)
+    return _IDENTITIES[known_by]
 
 
 def _values(config: Config) -> dict[str, Any]:
@@ -201,7 +209,7 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     records.write_json(path, {**summary, "history": result.history})
 
 
-def _job(trial: Trial, path: Path) -> tuple[Any, ...]:
+def _job(runner: Runner, trial: Trial, path: Path) -> tuple[Any, ...]:
     """Returns the arguments of a worker, which reads the file of the config again."""
     config = trial.config
     if not config.source:
@@ -210,21 +218,25 @@ def _job(trial: Trial, path: Path) -> tuple[Any, ...]:
             "Set processes=1."
         )
     options = dataclasses.replace(trial, config=None)  # type: ignore[arg-type]
-    return config.source, config.name, dict(config.values), config.digest, options, path
+    return runner, config.source, config.name, dict(config.values), options, path
 
 
 def _run_in_worker(
-    source: str, name: str, values: dict[str, Any], digest: str, trial: Trial, path: Path
+    runner: Runner, source: str, name: str, values: dict[str, Any], trial: Trial, path: Path
 ) -> None:
     """Runs a trial of a config file.
 
     Raises:
-        ConfigError: The file has changed since the sweep or the comparison read it.
+        ConfigError: The trial is another one than in the parent process.
     """
-    config = load_configs(source)[name].replace(**values)
-    if config.digest != digest:
-        raise ConfigError(f"The config file {source} must not change while its runs train.")
-    _run(dataclasses.replace(trial, config=config), path)
+    trial = dataclasses.replace(trial, config=load_configs(source)[name].replace(**values))
+    if runner.path(trial) != path:
+        raise ConfigError(
+            f"The config file {source}, its data and JAX's settings must be the same in all "
+            "processes and must not change while its runs train. Set JAX's settings by environment "
+            "variables or in the file, or set processes=1."
+        )
+    _run(trial, path)
 
 
 def _start_worker() -> None:
