@@ -151,7 +151,9 @@ def train(
     stages = [] if run is None else [run.noise()]
     noise = None if plan is None else float(cast(float, plan.noise_multiplier))
     state = _chain(stages, settings, rates, problem.encoder, noise).init(start)
-    update = _update(dataclasses.replace(settings, rate=0.0, lora_rate=0.0), problem.encoder, noise)
+    fixed = dataclasses.replace(settings, rate=0.0, lora_rate=0.0)
+    sampler = None if plan is None else plan.sampler
+    update = _update(fixed, problem.encoder, noise, sampler)
     params = average = start
     begun = time.monotonic()
     for t, parts in enumerate(_batches(problem, settings, run, seed)):
@@ -274,7 +276,10 @@ def _clips(clip: float, lora_clip: float) -> dpoptax.Clip:
 
 @functools.cache
 def _update(
-    settings: Settings, encoder: LastProjection | None, noise: float | None
+    settings: Settings,
+    encoder: LastProjection | None,
+    noise: float | None,
+    sampler: "dpoptax.sampling.Sampler | None",
 ) -> Callable[..., Any]:
     """Returns the compiled update of parameters and their average, for runs with any key."""
     stages = []
@@ -282,7 +287,9 @@ def _update(
         # The state of each run has its own key; that of the transform is not read.
         unread = jax.random.key(0)
         stages = [
-            dpoptax.gaussian_noise(noise_multiplier=noise, batch_size=settings.batch, key=unread)
+            dpoptax.gaussian_noise(
+                noise_multiplier=noise, batch_size=settings.batch, key=unread, sampler=sampler
+            )
         ]
 
     def update(

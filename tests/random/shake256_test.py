@@ -19,6 +19,7 @@ from dpoptax import accounting, sampling
 from dpoptax._random import shake256 as _shake256
 from dpoptax._random.shake256 import Shake256, shake256
 from dpoptax.matrix import CyclicPoissonSampler
+from dpoptax.runs import OtherRunError
 from dpoptax.training import (
     ConfigError,
     TrainConfig,
@@ -384,7 +385,7 @@ class TestTrainer:
     def test_run_cannot_change_its_generator(self, tmp_path):
         train_and_evaluate(CONFIG, tmp_path, progress=False)
         other = dataclasses.replace(CONFIG, generator="chacha20")
-        with pytest.raises(ConfigError, match="`generator` must be .* got 'chacha20'"):
+        with pytest.raises(OtherRunError, match="`generator` must be .* got 'chacha20'"):
             train_and_evaluate(other, tmp_path, progress=False)
 
     def test_sweep_refuses_chacha20(self, tmp_path):
