@@ -22,13 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
+from dpoptax._ghost_clipping.passes.run_passes import run_passes
+from dpoptax._ghost_clipping.planned_uses import make_plan
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 import dpoptax
 from benchmarks.models import MODELS, Problem, cnn_loss, images
-from dpoptax._ghost_clipping.passes.run_passes import run_passes
-from dpoptax._ghost_clipping.planned_uses import make_plan
 from dpoptax._ghost_clipping.sums.example_gradients import collect_gradients
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import make_pieces, sum_rounding
 from dpoptax._losses.read_program import read_program

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex, run_block
+from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex, run_block
 from dpoptax._losses.program import Program, Step, Use
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.jaxprs import bind
