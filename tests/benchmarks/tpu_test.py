@@ -8,7 +8,6 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from dpoptax._ghost_clipping.planned_uses import make_plan
 from jax import lax
 
 from benchmarks.tpu import __main__ as command
@@ -18,6 +17,7 @@ from benchmarks.tpu.cases import CASES, Case, Options, make_mesh
 from benchmarks.tpu.passes import passes, ratio
 from dpoptax._ghost_clipping import cost_model
 from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import trace_loss
 
