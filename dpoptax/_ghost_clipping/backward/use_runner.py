@@ -65,6 +65,8 @@ def run_uses(
         return [_use_with_probe(step, functions[step.use.index])(operands, *own)], None
 
     def example(probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays) -> Arrays:
+        # Parameters are the same for all examples, so a gradient by them would be a sum. The zeros
+        # have a row for each example, and so do the gradients by them.
         leaves = [x + opaque[i] if i in opaque else x for i, x in enumerate(params)]
         by_use = {index: (probe, own[index]) for index, probe in probes.items()}
         outputs, _ = run_block(program.block, [*leaves, *inputs], by_use, run_use)
@@ -74,6 +76,7 @@ def run_uses(
     every = jax.vmap(example, (probe_axes, 0, 0, 0), spmd_axis_name=axes)
 
     def total(probes: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
+        # In the gradient of the sum of losses, each example has the cotangents of its own loss.
         outputs = every(probes, opaque, own, inputs)
         return outputs[0].sum(), outputs
 

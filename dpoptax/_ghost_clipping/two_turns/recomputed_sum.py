@@ -93,7 +93,11 @@ def recomputed_sum(
     lengths, results = uses.measure(leaves, inputs)
     limits, norms, used = uses.clip_whole(lengths, clip.groups(params), mask)
     statistic = block_sums.sum_statistic(clip, points.reference, norms, used, whole)
+    # Without a barrier, the compiler would see that both turns compute the same operands, and would
+    # keep those of the first.
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
+    # XLA removes barriers on CPU. It cannot know that this number is 1, so it keeps the condition
+    # and does not merge its branch with the first turn.
     (always,) = opaque_integers([1])
     sums = lax.cond(always > 0, lambda: uses.sum(leaves, inputs, limits), uses.places.zeros)
     total = jax.tree.unflatten(jax.tree.structure(params), sums)
@@ -113,6 +117,7 @@ class _LimitedUse(UseSum):
         """Returns the lengths of parts, (B,)."""
         found, steps = self.gradients(operand, cotangent), math.prod(n for n, _ in self.use.loops)
         rounding = self.rounding(found)
+        # Each step of the scans has its own sum, and all are parts of one gradient.
         self.roundings[self.use.index] = dataclasses.replace(rounding, own=steps * rounding.own)
         return part_length(found.piece())
 
@@ -205,6 +210,7 @@ class _LimitedUses:
         if not by_leaf:
             return [], jnp.zeros(mask.shape, jnp.float32), mask
         most = max(self.places.added.values())
+        # One piece for each parameter. Parameters share no entry, but the uses of one may.
         found, norms, used = bounds.clip_coefficients(
             self.clip,
             [Piece(join_lengths(own), groups[leaf]) for leaf, own in by_leaf.items()],
