@@ -172,7 +172,7 @@ def _explain(
     *,
     tangent: bool,
 ) -> Explanation:
-    from dpoptax._ghost_clipping.planned_uses import make_plan
+    from dpoptax._ghost_clipping.make_plan import make_plan
     from dpoptax._losses.read_program import read_program
     from dpoptax._losses.zero_gradients import describe_unused
 

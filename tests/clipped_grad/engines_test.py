@@ -111,9 +111,9 @@ def test_aux_and_keys_match_their_examples(engine):
 # The parts of `_ghost_clipping` that each method may import.
 IMPORTED = {
     "vmap": set(),
-    "auto": {"passes", "norms", "plan", "sums"},
-    "recompute": {"passes", "norms", "plan", "planned_uses", "sums", "backward", "two_turns"},
-    "streaming": {"passes", "norms", "plan", "planned_uses", "sums", "backward", "streaming"},
+    "auto": {"records", "norms", "plan", "sums"},
+    "recompute": {"records", "norms", "plan", "make_plan", "sums", "backward", "two_turns"},
+    "streaming": {"records", "norms", "plan", "make_plan", "sums", "backward", "streaming"},
 }
 _SCRIPT = """
 import sys, jax, jax.numpy as jnp, dpoptax

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex
-from dpoptax._ghost_clipping.planned_uses import read_use
+from dpoptax._ghost_clipping.make_plan import read_use
+from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.views import View
 from dpoptax._points.points import GradientPoints, is_unweighted

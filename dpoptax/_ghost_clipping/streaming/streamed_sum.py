@@ -79,6 +79,7 @@ def streamed_sum(
         return BatchFunction(clipped.batch_sum, kind, mapped=False)
 
     def live(use: Use) -> jax.Array:
+        # The mask, repeated for each step of the scans, which slice it like the use's operands.
         steps = tuple(n for n, _ in use.loops)
         return jnp.broadcast_to(mask.reshape(-1, *(1 for _ in steps)), (*mask.shape, *steps))
 
@@ -108,6 +109,8 @@ def _split_bounds(
 
     def part(leaf: int, steps: int) -> Part:
         group = groups[leaf]
+        # Parameters and steps share no entry: the squares of k bounds C/√k add up to C². The u uses
+        # of a parameter share entries, so each gets 1/u of its bound, which is u² under the root.
         split = clip.split(group, 1 + max(groups), leaves_of[group] * added[leaf] ** 2 * steps)
         return Part(split, added[leaf])
 

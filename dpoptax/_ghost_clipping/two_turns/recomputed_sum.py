@@ -7,7 +7,7 @@ use during the backward pass. So `jax.checkpoint` and sharded parameters save me
 privacy, at the cost of a second forward and backward pass.
 
 The bound does not require that both turns compute the same numbers; see
-`dpoptax._rounding.limits`. A barrier keeps the compiler from merging the turns, which would
+`dpoptax._rounding.part_limits`. A barrier keeps the compiler from merging the turns, which would
 keep all intermediate values. On CPU, XLA removes barriers, but it does not merge the branch of a
 condition that it cannot fold.
 
@@ -37,7 +37,7 @@ from dpoptax._ghost_clipping.backward.use_places import (
 )
 from dpoptax._ghost_clipping.backward.use_runner import BatchFunction, run_uses
 from dpoptax._ghost_clipping.backward.use_sum import UseSum, tau_of_parts
-from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex
+from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
@@ -45,8 +45,8 @@ from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums, bounds
 from dpoptax._rounding.block_sums import Rounding, WholeBatch
 from dpoptax._rounding.bounds import Piece
-from dpoptax._rounding.limits import (
-    Limits,
+from dpoptax._rounding.part_limits import (
+    PartLimits,
     join_lengths,
     limited_coefficients,
     make_limits,
@@ -93,7 +93,11 @@ def recomputed_sum(
     lengths, results = uses.measure(leaves, inputs)
     limits, norms, used = uses.clip_whole(lengths, clip.groups(params), mask)
     statistic = block_sums.sum_statistic(clip, points.reference, norms, used, whole)
+    # Without a barrier, the compiler would see that both turns compute the same operands, and would
+    # keep those of the first.
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
+    # XLA removes barriers on CPU. It cannot know that this number is 1, so it keeps the condition
+    # and does not merge its branch with the first turn.
     (always,) = opaque_integers([1])
     sums = lax.cond(always > 0, lambda: uses.sum(leaves, inputs, limits), uses.places.zeros)
     total = jax.tree.unflatten(jax.tree.structure(params), sums)
@@ -102,7 +106,7 @@ def recomputed_sum(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _LimitedUse(UseSum):
-    """Measures the gradients of one use, or sums them within given `Limits`.
+    """Measures the gradients of one use, or sums them within given `PartLimits`.
 
     While norms are traced, `roundings` collects how one example changes the rounding of each sum.
     """
@@ -113,10 +117,11 @@ class _LimitedUse(UseSum):
         """Returns the lengths of parts, (B,)."""
         found, steps = self.gradients(operand, cotangent), math.prod(n for n, _ in self.use.loops)
         rounding = self.rounding(found)
+        # Each step of the scans has its own sum, and all are parts of one gradient.
         self.roundings[self.use.index] = dataclasses.replace(rounding, own=steps * rounding.own)
         return part_length(found.piece())
 
-    def coefficients(self, piece: Piece, given: Limits, rounding: Rounding) -> jax.Array:
+    def coefficients(self, piece: Piece, given: PartLimits, rounding: Rounding) -> jax.Array:
         return limited_coefficients(given, part_length(piece))
 
 
@@ -205,6 +210,7 @@ class _LimitedUses:
         if not by_leaf:
             return [], jnp.zeros(mask.shape, jnp.float32), mask
         most = max(self.places.added.values())
+        # One piece for each parameter. Parameters share no entry, but the uses of one may.
         found, norms, used = bounds.clip_coefficients(
             self.clip,
             [Piece(join_lengths(own), groups[leaf]) for leaf, own in by_leaf.items()],
@@ -214,9 +220,9 @@ class _LimitedUses:
         )
         coefficients = dict(zip(by_leaf, found, strict=True))
 
-        def limit(leaf: int, steps: tuple[int, ...], length: jax.Array) -> Limits:
+        def limit(leaf: int, steps: tuple[int, ...], length: jax.Array) -> PartLimits:
             limits = make_limits(length, coefficients[leaf])
-            return Limits(*(x.reshape(mask.shape[0], *steps) for x in limits))
+            return PartLimits(*(x.reshape(mask.shape[0], *steps) for x in limits))
 
         parts = zip(self.parts, lengths, strict=True)
         return [limit(*key, length) for key, length in parts], norms, used
@@ -232,6 +238,6 @@ def _formed_norms(gradient: jax.Array) -> jax.Array:
     return _measure_formed(gradient)[1]
 
 
-def _sum_formed(gradient: jax.Array, own: Limits) -> jax.Array:
+def _sum_formed(gradient: jax.Array, own: PartLimits) -> jax.Array:
     gradient, length = _measure_formed(gradient)
     return block_sums.sum_weighted(limited_coefficients(own, length), gradient)
