@@ -4,7 +4,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
-import optax
 
 import dpoptax
 from dpoptax.training.bars import Bar
@@ -69,8 +68,8 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
         flops = float(lowered.cost_analysis()["flops"])
     return RunCost(
         task=task,
-        num_params=optax.tree.size(params),
-        num_frozen=optax.tree.size(frozen),
+        num_params=_count(params),
+        num_frozen=_count(frozen),
         params_bytes=_bytes((params, frozen)),
         state_bytes=_bytes(state),
         batch_bytes=_bytes(loaded.batch),
@@ -182,6 +181,10 @@ def _balls_in_bins(plan: "dpoptax.PrivacyPlan") -> str | None:
 def _parameters(cost: RunCost) -> str:
     frozen = f" trained, {cost.num_frozen:,} frozen" if cost.num_frozen else ""
     return f"{cost.num_params:,}{frozen}, {_size(cost.params_bytes)}"
+
+
+def _count(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _bytes(tree: Any) -> int:
