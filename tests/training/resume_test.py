@@ -50,7 +50,9 @@ def run(workdir, stop_before=None, **changes):
                 advance(course, batch)
 
             patch.setattr(TrainingLoop, "advance", limited)
-        return loop.train_and_evaluate(CONFIG.replace(**changes), workdir, progress=False)
+        options = {name: changes.pop(name) for name in {"generator", "mesh"} & changes.keys()}
+        config = CONFIG.replace(**changes)
+        return loop.train_and_evaluate(config, workdir, progress=False, **options)
 
 
 def remove_checkpoints(workdir, *steps):
