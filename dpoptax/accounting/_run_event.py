@@ -133,7 +133,9 @@ def run_event(
 
 def sampler_of(sampling: Sampling) -> "Sampler | PoissonRate":
     """Returns the sampler without a strategy."""
-    return cast("Sampler | PoissonRate", getattr(sampling, "sampler", sampling))
+    if getattr(sampling, "strategy", None) is None:
+        return cast("Sampler | PoissonRate", sampling)
+    return cast("Participation", sampling).sampler
 
 
 def drawing_sampler(sampler: "Sampler | Participation", readings: "LedgerReadings") -> "Sampler":
@@ -145,16 +147,14 @@ def drawing_sampler(sampler: "Sampler | Participation", readings: "LedgerReading
     """
     check_sampler(sampler)
     strategy = getattr(sampler, "strategy", None)
-    if strategy is None:
-        return cast("Sampler", sampler)
     strategies = {ledger.mechanism.strategy for ledger in readings.stages}
-    if strategies != {strategy}:
+    if strategy is not None and strategies != {strategy}:
         raise ValueError(
             f"`sampler` must have the strategy of the noise stage, {[*strategies]}, got "
             f"{strategy}. Pass the sampler that drew the batches; the ledgers hold the "
             "strategy."
         )
-    return cast("Participation", sampler).sampler
+    return cast("Sampler", sampler_of(sampler))
 
 
 def spent_event(
