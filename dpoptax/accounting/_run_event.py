@@ -177,14 +177,14 @@ def spent_event(
     for stage in readings.stages:
         _check(stage.mechanism, sampler)
 
+    def stage_of(ledger: "Ledger") -> Stage:
+        phases = noise_schedule.scaled(ledger.mechanism.phases, noise)
+        if not sampler.independent_steps:  # the least multiplier of the whole schedule is priced
+            phases = ((0, noise_schedule.least(phases)),)
+        return ledger.releases if most is None else min(ledger.releases, most), phases
+
     def event(ledgers: "Sequence[Ledger]", *, same_batches: bool = True) -> dpa.DpEvent:
-        stages = [
-            (
-                ledger.releases if most is None else min(ledger.releases, most),
-                noise_schedule.scaled(ledger.mechanism.phases, noise),
-            )
-            for ledger in ledgers
-        ]
+        stages = list(map(stage_of, ledgers))
         return event_of(_sampling(ledgers, sampler), stages, same_batches=same_batches)
 
     if not readings.ensemble:
