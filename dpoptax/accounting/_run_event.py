@@ -133,7 +133,9 @@ def run_event(
 
 def sampler_of(sampling: Sampling) -> "Sampler | PoissonRate":
     """Returns the sampler without a strategy."""
-    return cast("Sampler | PoissonRate", getattr(sampling, "sampler", sampling))
+    if getattr(sampling, "strategy", None) is None:
+        return cast("Sampler | PoissonRate", sampling)
+    return cast("Participation", sampling).sampler
 
 
 def drawing_sampler(sampler: "Sampler | Participation", readings: "LedgerReadings") -> "Sampler":
@@ -145,16 +147,14 @@ def drawing_sampler(sampler: "Sampler | Participation", readings: "LedgerReading
     """
     check_sampler(sampler)
     strategy = getattr(sampler, "strategy", None)
-    if strategy is None:
-        return cast("Sampler", sampler)
     strategies = {ledger.mechanism.strategy for ledger in readings.stages}
-    if strategies != {strategy}:
+    if strategy is not None and strategies != {strategy}:
         raise ValueError(
             f"`sampler` must have the strategy of the noise stage, {[*strategies]}, got "
             f"{strategy}. Pass the sampler that drew the batches; the ledgers hold the "
             "strategy."
         )
-    return cast("Participation", sampler).sampler
+    return cast("Sampler", sampler_of(sampler))
 
 
 def spent_event(
@@ -177,14 +177,14 @@ def spent_event(
     for stage in readings.stages:
         _check(stage.mechanism, sampler)
 
+    def stage_of(ledger: "Ledger") -> Stage:
+        phases = noise_schedule.scaled(ledger.mechanism.phases, noise)
+        if not sampler.independent_steps:  # the least multiplier of the whole schedule is priced
+            phases = ((0, noise_schedule.least(phases)),)
+        return ledger.releases if most is None else min(ledger.releases, most), phases
+
     def event(ledgers: "Sequence[Ledger]", *, same_batches: bool = True) -> dpa.DpEvent:
-        stages = [
-            (
-                ledger.releases if most is None else min(ledger.releases, most),
-                noise_schedule.scaled(ledger.mechanism.phases, noise),
-            )
-            for ledger in ledgers
-        ]
+        stages = list(map(stage_of, ledgers))
         return event_of(_sampling(ledgers, sampler), stages, same_batches=same_batches)
 
     if not readings.ensemble:
