@@ -1,24 +1,24 @@
 """Tests of hostile input to commands, configs and checkpoints: errors without tracebacks."""
 
 import contextlib
-import dataclasses
 import io
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dpoptax.training.run.chain import build_chain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpoptax.training import TrainConfig, load_config, loop
+from dpoptax.training import load_config, loop
 from dpoptax.training.cli.main import main
-from dpoptax.training.run.seeds import Keys
+from dpoptax.training.run import seeds
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.program import RunProgram, any_key
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits"
 GEODP = DIGITS.parent / "papers" / "geodp" / "figure_5.py"
-FIELDS = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "method"]
+NAMES = list(load_config(DIGITS / "dp_sgd.py").flags)
 numbers = st.one_of(
     st.integers(-(2**70), 2**70).map(str),
     st.floats().map(repr),
@@ -29,7 +29,10 @@ words = st.one_of(
     st.text(max_size=8).filter(lambda text: not text.startswith("-")),
     st.sampled_from(["None", "True", "", " ", "poisson", "mlp", "a" * 300, "../..", "\x00"]),
 )
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning"),
+]
 hostile = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -37,17 +40,13 @@ class _PlannedError(Exception):
     """A run reached its first step."""
 
 
-def _plan(config, workdir):
-    """Runs everything before the first step, and then a run of zero steps."""
-    import jax
-    from dpoptax.training.run.privacy import make_run_plan
-
-    from dpoptax.training import load_dataset
-
-    dataset = load_dataset(config.dataset)
-    plan = make_run_plan(config, dataset.train_size)
-    build_chain(config, plan.noise_multiplier, Keys.of(jax.random.key(0)))
-    config.build_model(dataset.num_classes)
+def _plan(config, workdir, **options):
+    """Runs everything before the first step."""
+    task = config.task()
+    if (seed := loop.seed_of(config)) is not None:
+        seeds.key_of(seed, "threefry")
+    program = RunProgram(task, Devices())
+    program.chain(any_key()).init(task.params)
     raise _PlannedError
 
 
@@ -74,19 +73,16 @@ def _run(*arguments):
 
 
 @hostile
-@given(field=st.sampled_from(FIELDS), value=words)
+@given(field=st.sampled_from(NAMES), value=words)
 @example(field="batch_size", value="9" * 30)
 @example(field="epsilon", value="1e-300")
-@example(field="noise_multiplier", value="1e-300")
-@example(field="noise_multiplier", value="1e300")
 @example(field="l2_clip_norm", value="1e-300")
-@example(field="delta", value="5e-324")
 @example(field="learning_rate", value="1e308")
 @example(field="steps", value="9" * 20)
 @example(field="seed", value="9" * 50)
 def test_any_value_of_any_field(field, value):
     option = f"--{field.replace('_', '-')}"
-    _run("train", str(DIGITS / "dp_sgd.py"), "--accountant", "rdp", option, value, "--workdir", "w")
+    _run("train", str(DIGITS / "dp_sgd.py"), option, value, "--workdir", "w")
 
 
 @hostile
@@ -96,10 +92,10 @@ def test_any_value_of_any_field(field, value):
 )
 def test_any_parameter_of_any_method(method, data):
     path = DIGITS / f"{method}.py"
-    names = [field.name for field in dataclasses.fields(load_config(path).method)]
+    names = [name for name in load_config(path).flags if name not in NAMES]
     name, value = data.draw(st.sampled_from(names)), data.draw(words)
-    option = f"--method.{name.replace('_', '-')}"
-    _run("train", str(path), "--accountant", "rdp", option, value, "--workdir", "w")
+    option = f"--{name.replace('_', '-')}"
+    _run("train", str(path), option, value, "--workdir", "w")
 
 
 @hostile
@@ -109,7 +105,7 @@ def test_any_command(arguments):
 
 
 @hostile
-@given(text=st.one_of(st.text(), st.binary(), st.sampled_from(["def get_config(): 1/0"])))
+@given(text=st.one_of(st.text(), st.binary(), st.sampled_from(["def get_configs(): 1/0"])))
 def test_any_config_file(text, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / "config.py"
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
@@ -128,7 +124,6 @@ def test_any_config_file(text, tmp_path_factory):
         ("audit", str(DIGITS / "dp_sgd.py"), "--trials", "many"),
         ("audit", str(DIGITS / "dp_sgd.py"), "--confidence", "2"),
         ("audit", str(DIGITS / "dp_sgd.py"), "--trials", "-1"),
-        ("audit", str(DIGITS / "dp_sgd.py"), "--sampling", "shuffled"),
         ("audit", f"{GEODP}:a/sigma-1/geodp_1-2048"),
     ],
 )
@@ -142,9 +137,7 @@ def begun(tmp_path_factory):
     from dpoptax.training import train_and_evaluate
 
     workdir = tmp_path_factory.mktemp("begun") / "run"
-    config = dataclasses.replace(
-        load_config(DIGITS / "dp_sgd.py"), steps=2, eval_every=1, accountant="rdp", model="linear"
-    )
+    config = load_config(DIGITS / "dp_sgd.py").replace(steps=2, model="linear")
     train_and_evaluate(config, workdir, progress=False)
     return config, workdir
 
@@ -172,4 +165,4 @@ def test_damaged_checkpoints(begun, tmp_path, damage):
         else:
             victim.write_text("not a checkpoint")
         with contextlib.suppress(ValueError, OSError):  # errors that the command line prints
-            assert train_and_evaluate(config, copy, progress=False).summary["steps"] == 2
+            assert train_and_evaluate(config, copy, progress=False)["steps"] == 2

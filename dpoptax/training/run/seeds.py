@@ -7,13 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax.runs import key_of_words, words_of
+from dpoptax.training.errors import ConfigError
 
 
 def key_of(seed: int, generator: str) -> jax.Array:
     """Returns the noise key of a seed, for runs that are repeated.
 
     `jax.random.key(seed)` uses only the lower 32 bits, which an adversary could search.
+
+    Raises:
+        ConfigError: The seed is negative or too large.
     """
+    if not 0 <= seed < 2**256:
+        raise ConfigError(f"`seed` must be from 0 to 2**256 - 1, got {seed}.")
     words = 8 if generator == "chacha20" else 2
     digest = hashlib.shake_256(seed.to_bytes(32, "big") + b"noise").digest(4 * words)
     return key_of_words(np.frombuffer(digest, np.uint32))
