@@ -1,14 +1,14 @@
 """Tests of the recipes: costs, stated values, and accuracy on the real data."""
 
 import ast
-import dataclasses
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from dpoptax.training import load_config, planning
+from dpoptax.training import load_config, planning, train_and_evaluate
+from experiments.config import settings_of
 from tests.published_data import write_cifar, write_mnist
 
 RECIPES = sorted((Path(__file__).parents[2] / "configs" / "recipes").glob("*.py"))
@@ -36,14 +36,13 @@ def test_every_recipe_has_stated_values():
 def test_recipe_matches_source_and_stated_epsilon(path):
     config = load_config(path)
     parameters, epochs, *settings, epsilon = STATED[path.stem]
-    cost = planning.plan_run(dataclasses.replace(config, accountant="rdp"), count_flops=False)
+    cost = planning.plan_run(config.task(accountant="rdp"), count_flops=False)
+    run, size = settings_of(config), cost.plan.sampler.dataset_size
     assert cost.num_params == parameters
-    assert (
-        cost.steps == config.steps == pytest.approx(epochs * cost.dataset_size / settings[0], 1e-2)
-    )
-    assert [config.batch_size, config.l2_clip_norm, config.learning_rate] == settings
-    assert (config.epsilon, config.delta) == (epsilon, 1e-5)
-    assert 0.99 * epsilon < cost.epsilon <= epsilon
+    assert cost.plan.steps == run.steps == pytest.approx(epochs * size / settings[0], 1e-2)
+    assert [run.batch_size, run.l2_clip_norm, run.learning_rate] == settings
+    assert (run.epsilon, run.delta) == (epsilon, 1e-5)
+    assert 0.99 * epsilon < cost.plan.epsilon <= epsilon
     assert re.search(
         r"\((?:[^()]*, )?\d{4}\)", ast.get_docstring(ast.parse(path.read_text("utf-8")))
     )
@@ -62,8 +61,8 @@ def test_recipe_trains_on_published_files(path, tmp_path):
     write_mnist(tmp_path)
     write_cifar(tmp_path, 10)
     small = {"steps": 1, "batch_size": 4, "data_dir": tmp_path, "accountant": "rdp"}
-    config = dataclasses.replace(load_config(path), **small)
-    summary = loop.train_and_evaluate(config, tmp_path / "run", progress=False).summary
+    config = load_config(path).replace(**small)
+    summary = train_and_evaluate(config, tmp_path / "run", progress=False)
     assert summary["num_params"] == STATED[path.stem][0]
 
 
@@ -71,8 +70,8 @@ def test_recipe_trains_on_published_files(path, tmp_path):
 @pytest.mark.skipif(DATA is None, reason="the environment variable DPOPTAX_DATA is not set")
 def test_mnist_recipe_reaches_stated_accuracy_at_epsilon_1(tmp_path):
     (path,) = (p for p in RECIPES if p.stem == "scattering_linear_mnist")
-    config = dataclasses.replace(load_config(path), data_dir=Path(str(DATA)), seed=0)
-    summary = loop.train_and_evaluate(config, tmp_path, progress=False).summary
+    config = load_config(path).replace(data_dir=Path(str(DATA)), seed=0)
+    summary = train_and_evaluate(config, tmp_path, progress=False)
     # The record of this seed in experiments/results/on-images/recipes.jsonl, the highest of five:
     # 98.23 ± 0.11 %.
     assert summary["test_accuracy"] == pytest.approx(0.9842, abs=0.002)  # of 10,000 images
