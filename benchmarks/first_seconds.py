@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
@@ -102,12 +102,15 @@ def run_training(clock: Clock, eval_every: int) -> None:
     """Trains 400 steps on digits, with an evaluation every `eval_every` steps."""
     import tempfile
 
-    from dpoptax.training import TrainConfig, train_and_evaluate
+    from dpoptax.training import Task, config_of, load_config, train_and_evaluate
 
     clock.mark("import")
-    config = TrainConfig(steps=400, eval_every=eval_every)
+
+    def digits() -> Task:
+        return replace(load_config("digits").task(steps=400), eval_every=eval_every)
+
     with tempfile.TemporaryDirectory() as folder:
-        train_and_evaluate(config, folder, progress=False)
+        train_and_evaluate(config_of(digits), folder, progress=False)
     clock.mark("training")
 
 

@@ -229,7 +229,7 @@ class ExperimentConfig:
             plan,
             seed=self.seed,
             transform_loss=self.method.loss,
-            variables=self._variables(model, data),
+            variables=self.variables(model, data),
             optimizer=self.following(plan),
             clip=self._clip,
             users=users,
@@ -412,7 +412,7 @@ class ExperimentConfig:
                 )
         return MODELS[self.model](num_classes)
 
-    def _variables(self, model: nn.Module, data: Dataset) -> Variables:
+    def variables(self, model: nn.Module, data: Dataset) -> Variables:
         """Returns the initial variables, with the published weights of `pretrained`.
 
         Without the files of the data, they are shapes.
