@@ -26,6 +26,7 @@ from dpoptax.training import (
     load_configs,
 )
 from dpoptax.training.classifier import Variables, initial_variables
+from dpoptax.training.data import streaming
 from dpoptax.training.errors import unknown_name
 from dpoptax.users import UserTable
 from experiments.data import PUBLISHED
@@ -427,7 +428,7 @@ class ExperimentConfig:
                 "weights, got None. Pass --pretrained, a directory with config.json and "
                 "model.safetensors."
             )
-        inputs = cast(dict[str, np.ndarray], data.train)["inputs"]
+        inputs = streaming.read(data.train, np.zeros(1, np.int64))["inputs"]
         first = jax.ShapeDtypeStruct(inputs.shape[1:], inputs.dtype)
         init = functools.partial(initial_variables, model)
         if not self._has_data:

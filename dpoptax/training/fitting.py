@@ -12,7 +12,15 @@ import optax
 
 import dpoptax
 from dpoptax.accounting import Guarantee
-from dpoptax.runs import RunIdentity, key_of_words, seeded, settings, shared_key, words_of
+from dpoptax.runs import (
+    OtherRunError,
+    RunIdentity,
+    key_of_words,
+    seeded,
+    settings,
+    shared_key,
+    words_of,
+)
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_state
 from dpoptax.training.run import inputs, seeds
@@ -403,6 +411,12 @@ def _new_or_continued(
     if begun is None:
         return shared_key(generator) if key is None else key
     kept = key_of_words(np.array(begun["key"], np.uint32))
+    words = {"threefry": 2, "chacha20": 8}[generator]
+    if key is None and len(begun["key"]) != words:
+        raise OtherRunError(
+            f"`generator` must be that of the run in {workdir}, got {generator!r}. Its noise comes "
+            "from another one. Pass the original generator, or use another folder for a new run."
+        )
     known = {**settings(), **noise_values(plan, kept if key is None else key)}
     from dpoptax.training.run.resume import check_continues  # imports orbax
 

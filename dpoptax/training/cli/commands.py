@@ -36,13 +36,13 @@ def _train(arguments: list[str]) -> int:
         prog=f"dpoptax train {path}",
         description=f"Train the config of {path}. Every argument of it is an option.",
     )
-    if seed_of(config) is not None:
+    mesh = devices.start(given.parallel)  # first, because hosts must join before any use of JAX
+    if seed_of(config) is not None and config.task().is_private:
         warnings.warn(
             "`seed` can be read in the config or the command, and the noise follows from it. Omit "
             "it to draw a key from the operating system.",
             stacklevel=2,
         )
-    mesh = devices.start(given.parallel)
     summary = train_and_evaluate(config, given.workdir, mesh=mesh, generator=given.generator)
     if summary["stopped_by_budget"]:
         print(
