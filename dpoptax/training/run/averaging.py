@@ -31,6 +31,8 @@ def average_params(decay: float) -> optax.GradientTransformation:
     Source: De et al., "Unlocking High-Accuracy Differentially Private Image Classification through
     Scale", 2022, with the warm-up of their published code.
     """
+    if not 0 < decay < 1:
+        raise ValueError(f"`decay` must be strictly between 0 and 1, got {decay}.")
 
     def init(params: Any) -> AverageState:
         # Copy, because a step donates parameters and state, and a buffer cannot be donated twice.
