@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 import dpoptax
 from benchmarks.models import MODELS, Problem, cnn_loss, images
-from dpoptax._ghost_clipping.passes.run_passes import run_passes
-from dpoptax._ghost_clipping.planned_uses import make_plan
+from dpoptax._ghost_clipping.make_plan import make_plan
+from dpoptax._ghost_clipping.records.record_points import record_points
 from dpoptax._ghost_clipping.sums.example_gradients import collect_gradients
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import make_pieces, sum_rounding
 from dpoptax._losses.read_program import read_program
@@ -109,10 +109,10 @@ def sizes(problem, points, batch):
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     params = points.points[0]
     program = read_program(trace_loss(problem.loss_fn, params, example, None, has_aux=False))
-    passes = run_passes(program, points, jax.tree.leaves(batch))
+    records = record_points(program, points, jax.tree.leaves(batch))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)
-    pieces = collect_gradients(plan, passes, groups, differences=True)
+    pieces = collect_gradients(plan, records, groups, differences=True)
     measured = make_pieces(pieces, groups)
     ratios = [piece.ratio for piece in measured]
     square, absolute = map(jnp.stack, zip(*(piece.size for piece in measured), strict=True))

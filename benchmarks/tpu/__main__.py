@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None, show: Callable[..., Any] = print) -
     parser.add_argument("--batch-size", type=int, help="default: that of the case")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
     parser.add_argument("--only", choices=["plain", "private"])
-    parser.add_argument("--clip", choices=["flat", "per-layer", "streaming"], default="flat")
+    parser.add_argument("--clip", choices=["flat", "per-layer"], default="flat")
     parser.add_argument("--method", choices=["auto", "vmap", "recompute"], default="auto")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], help="default: for TPU")
     parser.add_argument("--microbatch-size", type=int)

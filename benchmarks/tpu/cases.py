@@ -42,8 +42,7 @@ class Options:
     """How the private step is computed.
 
     Attributes:
-      clip: one norm for all parameters, one for each, or one for each that is clipped during the
-        backward pass.
+      clip: one norm for all parameters, or one for each.
       method: as of `dpoptax.clipped_grad`.
       precision: as of `dpoptax.clipped_grad`.
       microbatch_size: as of `dpoptax.clipped_grad`.
@@ -51,8 +50,8 @@ class Options:
       noise: whether to add noise after the clipped sum.
     """
 
-    clip: Literal["flat", "per-layer", "streaming"] = "flat"
-    method: Literal["auto", "vmap", "recompute"] = "auto"
+    clip: Literal["flat", "per-layer"] = "flat"
+    method: Literal["auto", "vmap", "recompute", "streaming"] = "auto"
     precision: Literal["float32", "bfloat16"] | None = None
     microbatch_size: int | None = None
     mesh: bool = True
@@ -114,9 +113,7 @@ def private_step(
     case: Case, model: Architecture, options: Options, mesh: Mesh | None = None
 ) -> tuple[Callable[..., Any], Any]:
     """Returns a step of DP-SGD on the same loss, and the shapes of its initial state."""
-    clip: Any = 1.0
-    if options.clip != "flat":
-        clip = dpoptax.per_layer_clip(1.0, streaming=options.clip == "streaming")
+    clip: Any = 1.0 if options.clip == "flat" else dpoptax.per_layer_clip(1.0)
     placed: dict[str, Any] = {}
     if mesh is not None and options.mesh:
         placed = {"mesh": mesh, "param_specs": model.specs if case.fsdp else P()}

@@ -31,7 +31,7 @@ def clipped_grad(
     microbatch_size: int | None = None,
     has_aux: bool = False,
     return_values: bool = False,
-    method: Literal["auto", "vmap", "recompute"] = "auto",
+    method: Literal["auto", "vmap", "recompute", "streaming"] = "auto",
     precision: Literal["float32", "bfloat16"] | None = None,
     grid: float | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
@@ -74,8 +74,13 @@ def clipped_grad(
         forms all of them and is the reference. The two differ by rounding. If large terms of a
         gradient nearly cancel, "auto" clips it to less than C. "recompute" runs the forward and
         backward passes twice, first for the norms and then for the sum, and keeps nothing in
-        between. With `jax.checkpoint` or sharded parameters this saves memory
-        (docs/guides/memory.md), and "auto" does it for single examples of more than 8 GiB.
+        between. "streaming" requires a `per_layer_clip`, and clips and sums each layer during one
+        backward pass. With `jax.checkpoint` or sharded parameters, both save memory
+        (docs/guides/memory.md). For "streaming", each part of a layer is clipped separately: each
+        parameter, each step of a `lax.scan` over stacked parameters, and each use of a parameter
+        that is used several times. The bound C_l of a layer is divided by √k for k parameters or
+        steps, and by k for k uses. The non-finite parts of an example's gradient add zero, and its
+        other parts are still added.
       precision: the dtype in which "auto" measures and contracts operands and cotangents. "float32"
         keeps them. "bfloat16" rounds them first, and per-example gradients that are formed from
         them, which halves their memory and takes one pass of a matrix unit instead of six. It
@@ -86,7 +91,7 @@ def clipped_grad(
       grid: g, from `dpoptax.extend.fixed_point_grid`. Each clipped gradient is rounded to whole
         multiples of g, and these are added as integers, exactly. Requires
         `gaussian_noise(fixed_point=True)`. A grid requires per-example gradients, so it excludes
-        method="recompute" and clips with `streaming=True`.
+        the methods "recompute" and "streaming".
       mesh: the devices that share the batch; `None` for one device. Each device clips and sums the
         gradients of its share of examples, and one all-reduce adds the sums. Noise is added
         afterwards, so its standard deviation does not depend on the number of devices. Axes may be
@@ -132,11 +137,10 @@ def clipped_grad(
         is sharded although no mesh was given (inside `jit` this is visible on explicit axes only).
 
     Warns:
-      UserWarning: the gradients of some parameters are exactly zero (see `dpoptax.explain`),
-        because the loss does not use them, stops their gradients, or normalizes a batch of one
-        example. Or the loss closes over more than 16 MB of arrays: make frozen weights an argument
-        of the jitted step, and call `clipped_grad` inside it. The
-        warning is given when the loss is compiled.
+      UserWarning: the gradients of some parameters are exactly zero, because the loss does not use
+        them or stops their gradients. `dpoptax.explain` finds further zero gradients. Or the loss
+        closes over more than 16 MB of arrays: make frozen weights an argument of the jitted step,
+        and call `clipped_grad` inside it. The warning is given when the loss is compiled.
 
     >>> import jax.numpy as jnp
     >>> import dpoptax

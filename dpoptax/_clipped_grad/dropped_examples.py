@@ -72,7 +72,7 @@ def dropped_examples(
       key: the key of a loss with randomness.
       ids: (B,) integers, the record of each example, if there is a key.
       **options: options of `clipped_grad`, such as `method` and `microbatch_size`, except
-        `grid`.
+        `grid` and method="streaming", which drops parts of examples.
 
     Returns:
       The number of dropped examples in [0, B], an int32 scalar.

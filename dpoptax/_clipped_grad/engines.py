@@ -3,19 +3,21 @@
 An engine sums the clipped gradients of one micro-batch. All engines return the same sum, except for
 rounding. Only the chosen engine is imported.
 
-| engine | module | what it keeps of a dense layer `x @ w` for each example |
+| method | module | what it keeps of a dense layer `x @ w` for each example |
 |:--|:--|:--|
-| per-example gradients | `per_example_sum` | ∂ℓ/∂w, (R, D) |
-| ghost clipping | `_ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
-| two turns | `_ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
-| streaming | `_ghost_clipping.streaming.streamed_sum` | nothing |
+| "vmap" | `per_example_sum` | ∂ℓ/∂w, (R, D) |
+| "auto" | `_ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
+| "recompute" | `_ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
+| "streaming" | `_ghost_clipping.streaming.streamed_sum` | nothing |
+
+With a grid, or a clip that encodes gradients, "auto" is "vmap".
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,6 @@ from dpoptax._clips.clip import Clip
 from dpoptax._clips.clipping_functions import PerLayerClip
 from dpoptax._clips.encoding import EncodingClip
 from dpoptax._clips.encoding import join as join_encoding
-from dpoptax._losses.check_loss import may_center
 from dpoptax._losses.trace_loss import Examples, TracedLoss
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
@@ -35,8 +36,10 @@ from dpoptax._support.xla import rounds_products
 
 if TYPE_CHECKING:
     from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
-    from dpoptax._losses.program import Program
 
+_METHODS = ("auto", "vmap", "recompute", "streaming")
+# Methods that sum each use of a parameter during the backward pass.
+_IN_BACKWARD = ("recompute", "streaming")
 # Values of `jax_default_matmul_precision` for which TPUs round operands in float32 to bfloat16, and
 # recent GPUs to TF32.
 _ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
@@ -81,8 +84,17 @@ def choose_engine(options: Options) -> Engine:
     Raises:
       ValueError: an option is unknown, or excludes another.
     """
-    if options.method not in ("auto", "vmap", "recompute"):
-        raise ValueError(f"`method` must be 'auto', 'vmap' or 'recompute', got {options.method!r}.")
+    check_options(options)
+    if options.method in _IN_BACKWARD:
+        return _in_backward(options)
+    return _per_example_gradients(options) if options.needs_gradients else _ghost_clipping(options)
+
+
+def check_options(options: Options) -> None:
+    """Raises an error if an option is unknown, or excludes another."""
+    if options.method not in _METHODS:
+        names = ", ".join(map(repr, _METHODS))
+        raise ValueError(f"`method` must be one of {names}, got {options.method!r}.")
     if options.precision not in (None, "float32", "bfloat16"):
         raise ValueError(
             f"`precision` must be 'float32', 'bfloat16' or `None`, got {options.precision!r}."
@@ -91,77 +103,58 @@ def choose_engine(options: Options) -> Engine:
         _check_grid(options.grid)
     if options.microbatch_size is not None:
         check_microbatch_size(options.microbatch_size)
-    if isinstance(options.clip, PerLayerClip) and options.clip.streaming:
-        return _streaming(options)
-    if options.method == "recompute":
-        return _two_turns(options)
-    if options.needs_gradients:
-        return _per_example_gradients(options)
-    return _ghost_clipping(options)
-
-
-def _per_example_gradients(options: Options) -> Engine:
-    from dpoptax._clipped_grad.per_example_sum import per_example_sum
-
-    if options.precision == "bfloat16":
+    if options.method in _IN_BACKWARD:
+        _check_in_backward(options)
+    elif options.needs_gradients and options.precision == "bfloat16":
         raise ValueError(
             "`precision` must be 'float32' for per-example gradients, got 'bfloat16'. They are "
             f"taken for method={options.method!r}, grid={options.grid}, clip={options.clip}."
         )
-    sums = functools.partial(per_example_sum, clip=options.clip, grid=options.grid)
-    return Engine(sums, lambda params, total: total)
 
 
-def _ghost_clipping(options: Options) -> Engine:
-    from dpoptax._ghost_clipping.sums.ghost_clipped_sum import join_sums
-
-    join = functools.partial(join_sums, options.clip)
-    return Engine(_after_reading(_sum_by_default, options), join)
-
-
-def _sum_by_default(
-    program: "Program", clip: Clip, points: GradientPoints, examples: Examples, **dtype: Any
-) -> tuple[PyTree, PyTree]:
-    """Sums by ghost clipping, or in two turns for a single example that needs much memory."""
-    from dpoptax._ghost_clipping.sums import ghost_clipped_sum as ghost
-
-    if examples.mask.shape[0] == 1:  # of several, fewer could be computed at once
-        from dpoptax._ghost_clipping.two_turns import recomputed_sum as turns
-
-        if turns.saves_memory(program, points, **dtype):
-            (sums, statistic), aux = turns.recomputed_sum(program, clip, points, examples, **dtype)
-            return (ghost.GradientSums.from_tree(sums), statistic), aux
-    return ghost.ghost_clipped_sum(program, clip, points, examples, **dtype)
-
-
-def _streaming(options: Options) -> Engine:
-    from dpoptax._ghost_clipping.streaming.streamed_sum import streamed_sum
-
-    option = "`per_layer_clip(streaming=True)`"
-    if options.method == "recompute":
-        raise ValueError(
-            f"{option} must have method='auto', got 'recompute'. Streaming needs no second turn."
-        )
-    return _in_backward(streamed_sum, options, option)
-
-
-def _two_turns(options: Options) -> Engine:
-    from dpoptax._ghost_clipping.two_turns.recomputed_sum import recomputed_sum
-
-    return _in_backward(recomputed_sum, options, "`method='recompute'`")
-
-
-def _in_backward(
-    sums: Callable[..., tuple[PyTree, PyTree]], options: Options, option: str
-) -> Engine:
-    """Returns an engine that sums each use of a parameter during the backward pass."""
+def _check_in_backward(options: Options) -> None:
+    """Raises an error if options exclude a sum during the backward pass."""
+    option = f"`method={options.method!r}`"
     if options.needs_gradients:
-        raise _needs_no_gradients(options, option)
+        raise ValueError(
+            f"{option} must be computed without per-example gradients, got grid={options.grid} "
+            f"and clip={options.clip}."
+        )
     if options.mesh is not None and options.microbatch_size is not None:
         raise ValueError(
             f"`microbatch_size` must be `None` for {option} on a mesh, got "
             f"{options.microbatch_size}. Use `jax.checkpoint` in the loss to save memory."
         )
+    clip = options.clip
+    if options.method == "streaming" and not (isinstance(clip, PerLayerClip) and clip.splits):
+        raise ValueError(
+            f"{option} must have a `per_layer_clip` of bounds that can be split over the parts of "
+            f"a layer, got {clip}. Pass for example `dpoptax.per_layer_clip(1.0)`, or use "
+            "method='recompute' for a clip of the whole gradient."
+        )
+
+
+def _per_example_gradients(options: Options) -> Engine:
+    from dpoptax._clipped_grad.per_example_sum import per_example_sum
+
+    sums = functools.partial(per_example_sum, clip=options.clip, grid=options.grid)
+    return Engine(sums, lambda params, total: total)
+
+
+def _ghost_clipping(options: Options) -> Engine:
+    from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+
+    join = functools.partial(join_sums, options.clip)
+    return Engine(_after_reading(ghost_clipped_sum, options), join)
+
+
+def _in_backward(options: Options) -> Engine:
+    """Returns an engine that sums each use of a parameter during the backward pass."""
+    sums: Callable[..., tuple[PyTree, PyTree]]
+    if options.method == "streaming":
+        from dpoptax._ghost_clipping.streaming.streamed_sum import streamed_sum as sums
+    else:
+        from dpoptax._ghost_clipping.two_turns.recomputed_sum import recomputed_sum as sums
 
     def join(params: PyTree, total: tuple[PyTree, jax.Array | None]) -> PyTree:
         del params
@@ -180,20 +173,13 @@ def _after_reading(
         loss: TracedLoss, points: GradientPoints, examples: Examples, **over: "BatchDevices"
     ) -> tuple[PyTree, PyTree]:
         program, dtype = read_program(loss), options.factor_dtype
-        if program.unused or may_center(loss.program.jaxpr):
-            from dpoptax._losses.zero_gradients import warn_of_vanishing
+        if program.unused:
+            from dpoptax._losses.zero_gradients import warn_of_unused
 
-            warn_of_vanishing(program, points.points[0])
+            warn_of_unused(program, points.points[0])
         return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 
     return total
-
-
-def _needs_no_gradients(options: Options, option: str) -> ValueError:
-    return ValueError(
-        f"{option} must be computed without per-example gradients, got "
-        f"method={options.method!r}, grid={options.grid} and clip={options.clip}."
-    )
 
 
 def _check_grid(grid: float) -> None:

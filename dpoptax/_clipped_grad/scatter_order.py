@@ -148,10 +148,12 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     wide = float32_at_least(updates)
     kind, (room, needed) = jnp.finfo(wide), _BITS[np.dtype(wide)]
     integer, beyond = jnp.dtype(f"int{kind.bits}"), 2**kind.nexp - 1
+    # As many multiples of up to 2^bits as an entry has updates fit into the integer together.
     bits = room - math.ceil(math.log2(updates_per_entry(eqn)))
     # All kernels must read the same updates, so they are stored.
     updates = lax.optimization_barrier(updates.astype(wide))
     updates = -updates if eqn.primitive is lax.scatter_sub_p else updates
+    # The biased exponent, without the sign. It is `beyond` for infinities and NaN.
     own = (lax.bitcast_convert_type(updates, integer) >> kind.nmant) & beyond
     zeros = lax.full_like(operand, 0, integer)
     largest = _scatter(lax.scatter_max, eqn, zeros, indices, own)
@@ -160,10 +162,11 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     rest = _ldexp(jnp.where(jnp.isfinite(updates), updates, 0.0), bits + kind.maxexp - 2 - shared)
     total, sums = jnp.zeros_like(operand, wide), []
     for i in range(max(2, math.ceil(needed / bits))):
+        # `rest` is below 2^bits. Both its whole part and its remainder are exact floats.
         whole = jnp.round(rest)
         rest = (rest - whole) * 2.0**bits
         steps = whole.astype(integer)
-        if i < 2:
+        if i < 2:  # sums of entries with infinities count these instead, one sign in each sum
             of_sign = infinite[i] | jnp.isnan(updates)
             steps = jnp.where(shared == beyond, of_sign.astype(integer), steps)
         sums.append(_scatter(lax.scatter_add, eqn, zeros, indices, steps))
@@ -200,8 +203,10 @@ def _set(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     numbers = eqn.params["dimension_numbers"]
     axes = [i for i in range(updates.ndim) if i not in numbers.update_window_dims]
     order, zeros = jnp.zeros(updates.shape, jnp.int32), jnp.zeros(operand.shape, jnp.int32)
+    # The place of each update among all, the same for the entries of one window.
     for axis in axes:
         order = order * updates.shape[axis] + lax.broadcasted_iota(jnp.int32, updates.shape, axis)
+    # From 1, since 0 means that no update sets the entry.
     last = _scatter(lax.scatter_max, eqn, zeros, indices, order + 1)
     stays = _gather(eqn, last, indices) == order + 1
     integer = jnp.dtype(f"int{8 * updates.dtype.itemsize}")

@@ -139,7 +139,6 @@ class PerLayerClip(Clip):
 
     clips: tuple[Clip, ...]
     layers: jax.tree_util.PyTreeDef | None
-    streaming: bool = False
 
     @property
     def sensitivity(self) -> float:
@@ -165,6 +164,11 @@ class PerLayerClip(Clip):
         columns = [clip.factors(norms[..., i : i + 1]) for i, clip in enumerate(self.clips)]
         return jnp.concatenate(columns, axis=-1)
 
+    @property
+    def splits(self) -> bool:
+        """Returns whether each layer's bound can be split over the parts of the layer."""
+        return all(isinstance(clip, BoundedClip) for clip in self.clips)
+
     def split(self, group: int, groups: int, parts: int) -> Clip:
         """Returns a group's clip with bound C_l/√parts, for `groups` groups in total."""
         if self.layers is None:
@@ -172,7 +176,7 @@ class PerLayerClip(Clip):
         return _split_bound(self.clips[group], parts)
 
 
-def per_layer_clip(clips: PyTree, *, streaming: bool = False) -> PerLayerClip:
+def per_layer_clip(clips: PyTree) -> PerLayerClip:
     """Clips each layer of each example's gradient separately: g_l ↦ f_l(‖g_l‖) g_l.
 
     For a number C_l, f_l is the factor of `l2_clip`, min(1, C_l/‖g_l‖). For a flat geometry it is
@@ -189,13 +193,6 @@ def per_layer_clip(clips: PyTree, *, streaming: bool = False) -> PerLayerClip:
         sensitivity C_l, for each subtree, such as {"encoder": 1.0, "head": automatic_clip(0.1)}.
         Use a list if the parameters are a list. A single bound or geometry with bound C makes every
         one of the m leaves a layer with C_l = C/√m, and keeps other settings such as γ.
-      streaming: whether `clipped_grad` clips and sums each layer during the backward pass. Nothing
-        is then kept for a second pass, so a step needs little more memory than one without privacy,
-        also with `jax.checkpoint` and sharded parameters. For this, each part of a layer is clipped
-        separately: each parameter, each step of a `lax.scan` over stacked parameters, and each use
-        of a parameter that is used several times. C_l is divided by √k for k parameters or steps,
-        and by k for k uses. The non-finite parts of an example's gradient add zero, and its other
-        parts are still added.
 
     Raises:
       TypeError: a geometry is not flat, because it encodes, follows a threshold, or has layers.
@@ -204,8 +201,7 @@ def per_layer_clip(clips: PyTree, *, streaming: bool = False) -> PerLayerClip:
         tree is not a prefix of the gradients.
 
     Source: McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018; for
-    automatic clipping, Bu et al., 2023; for streaming, He et al., "Exploring the Limits of
-    Differentially Private Deep Learning with Group-wise Clipping", 2023.
+    automatic clipping, Bu et al., 2023.
 
     >>> per_layer_clip({"encoder": 3.0, "head": 4.0}).sensitivity
     5.0
@@ -217,12 +213,9 @@ def per_layer_clip(clips: PyTree, *, streaming: bool = False) -> PerLayerClip:
         raise ValueError(f"`clips` must hold at least one bound, got {clips!r}.")
     flat = tuple(_flat_clip(clip) for clip in given)
     if not jax.tree_util.treedef_is_leaf(layers):
-        if streaming:
-            for clip in flat:
-                _split_bound(clip, 1)
-        return PerLayerClip(flat, layers, streaming)
+        return PerLayerClip(flat, layers)
     _split_bound(flat[0], 1)
-    return PerLayerClip(flat, None, streaming)
+    return PerLayerClip(flat, None)
 
 
 def _flat_clip(given: Clip | float) -> Clip:

@@ -3,10 +3,10 @@
 `sums.ghost_clipped_sum.ghost_clipped_sum` is the entry point. `dpoptax._losses` has read the loss.
 Imports go one way:
 
-- `passes` runs the loss forward and backward, and records operands and cotangents.
+- `records` runs the loss forward and backward, and records operands and cotangents.
 - `norms` bounds the norms of per-example gradients from these factors.
 - `transformed` does so for kernels computed from parameters.
-- `plan` chooses, for each parameter, how its norms and its sum are computed. `planned_uses` does
+- `plan` chooses, for each parameter, how its norms and its sum are computed. `make_plan` does
   so for parameters that are used several times, in parts, or computed on.
 - `sums` scales, clips and adds the gradients.
 

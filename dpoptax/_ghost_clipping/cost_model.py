@@ -20,8 +20,6 @@ class CostModel(NamedTuple):
       memory_ratio: how many times slower inner products must be before a gradient that is larger
         than its factors is kept. It applies to several gradient points.
       stored_entries: larger factors are stored, since norm and sum would each compute them again.
-      discarded_bytes: if `jax.checkpoint` discards more bytes of one example's factors, they are
-        computed twice. The default is half the memory of a TPU v5e chip.
       formed_entries: entries of gradients that are formed at once and then discarded.
       bundled_entries: smaller formed gradients share one array, since many arrays compile slowly.
     """
@@ -32,7 +30,6 @@ class CostModel(NamedTuple):
     cached_entries: int = 2**16
     memory_ratio: float = 1.5
     stored_entries: int = 2**23
-    discarded_bytes: int = 2**33
     formed_entries: int = 2**22
     bundled_entries: int = 2**10
 

@@ -40,7 +40,8 @@ class ParameterExplanation:
       cost: approximate multiply-adds per example for norm and sum.
       formed: whether memory holds a gradient of the parameter's shape for every example.
       why: the reason for per-example gradients, empty if ghost clipping applies.
-      vanishes: whether the gradient is zero for every example, so that only noise is released.
+      vanishes: whether the gradient is zero, so that only noise is released: for every example, or
+        for the given one at several points near the parameters.
       kept: the share of a clipped gradient that bounds of rounding leave, if its positions are
         uncorrelated. Below 0.95, the note of the `Explanation` names the parameter.
     """
@@ -76,7 +77,7 @@ class Explanation:
 
     @property
     def vanishing(self) -> tuple[ParameterExplanation, ...]:
-        """Returns the parameters whose gradients are zero for every example."""
+        """Returns the parameters whose gradients are zero."""
         return tuple(row for row in self.rows if row.vanishes)
 
     def __str__(self) -> str:
@@ -106,7 +107,8 @@ def explain(
 ) -> Explanation:
     """Explains how `clipped_grad` computes each parameter's norms and sum.
 
-    The loss is traced, not run. The result does not contain data of the example.
+    The loss is traced. Its gradient is computed for the example only if all arguments are arrays,
+    to find gradients that are zero. Pass shape structs for a private example.
 
     Args:
       loss_fn: the loss of one example, as for `clipped_grad`.
@@ -125,8 +127,7 @@ def explain(
     Returns:
       An `Explanation`, which prints as a table. `rows` has one entry for each parameter.
       `fallbacks` lists the parameters that need per-example gradients because no rule applies.
-      `vanishing` lists the parameters whose gradients are zero for every example, and `note` gives
-      the reason.
+      `vanishing` lists the parameters whose gradients are zero, and `note` gives the reason.
 
     Raises:
       TypeError: the loss is not a scalar, or a parameter is not a real float.
@@ -151,14 +152,16 @@ def explain(
         traced = trace_loss(loss, params, example, key, has_aux=has_aux, has_tangent=tangent)
         return _explain(traced, params, batch_size, num_points, tangent=tangent)
 
-    if frozen is None:
-        return read(loss_fn)
     found: list[Explanation] = []
-    # Traced as an argument, like the frozen arrays of a jitted step.
+    # Frozen arrays are traced as an argument, like those of a jitted step.
     jax.eval_shape(
-        lambda arrays: found.append(read(functools.partial(loss_fn, frozen=arrays))), frozen
+        lambda arrays: found.append(
+            read(loss_fn if arrays is None else functools.partial(loss_fn, frozen=arrays))
+        ),
+        frozen,
     )
-    return found[0]
+    zeros = _zero_gradients(loss_fn, params, example, key, has_aux, frozen)
+    return _with_zeros(found[0], zeros)
 
 
 def _explain(
@@ -169,26 +172,53 @@ def _explain(
     *,
     tangent: bool,
 ) -> Explanation:
-    from dpoptax._ghost_clipping.planned_uses import make_plan
+    from dpoptax._ghost_clipping.make_plan import make_plan
     from dpoptax._losses.read_program import read_program
-    from dpoptax._losses.zero_gradients import (
-        describe_vanishing,
-        find_vanishing,
-    )
+    from dpoptax._losses.zero_gradients import describe_unused
 
     program = read_program(traced)
     plan = make_plan(program, batch_size, num_points, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = num_points + tangent
-    vanishing = find_vanishing(program)
     rows = []
     for leaf, path in enumerate(paths):
         row = _explain_parameter(program, plan, count, leaf, path)
-        if leaf in vanishing.leaves:
+        if leaf in program.unused:
             row = dataclasses.replace(row, rule="zero", vanishes=True)
         rows.append(row)
-    notes = [describe_vanishing(vanishing, params), _describe_shortened(rows)]
+    notes = [describe_unused(program.unused, params), _describe_shortened(rows)]
     return Explanation(tuple(rows), "\n\n".join(filter(None, notes)))
+
+
+def _zero_gradients(
+    loss_fn: Callable[..., PyTree],
+    params: PyTree,
+    example: PyTree,
+    key: jax.Array | jax.ShapeDtypeStruct | None,
+    has_aux: bool,
+    frozen: PyTree,
+) -> frozenset[int]:
+    """Returns the parameters with zero gradients for an example, if all arguments are arrays."""
+    from dpoptax._losses.zero_gradients import find_zero_gradients
+
+    def loss(params: PyTree, example: PyTree, key: PyTree, frozen: PyTree) -> jax.Array:
+        args = (params, example) if key is None else (params, example, key)
+        out = loss_fn(*args) if frozen is None else loss_fn(*args, frozen=frozen)
+        return out[0] if has_aux else out
+
+    return find_zero_gradients(loss, params, example, key, frozen)
+
+
+def _with_zeros(found: Explanation, zeros: frozenset[int]) -> Explanation:
+    """Adds parameters with zero gradients that a trace does not show."""
+    from dpoptax._losses.zero_gradients import describe_constant
+
+    rows = list(found.rows)
+    names = [rows[leaf].parameter for leaf in sorted(zeros) if not rows[leaf].vanishes]
+    for leaf in zeros:
+        rows[leaf] = dataclasses.replace(rows[leaf], rule="zero", vanishes=True)
+    notes = filter(None, [describe_constant(names), found.note])
+    return Explanation(tuple(rows), "\n\n".join(notes))
 
 
 def _describe_shortened(rows: list[ParameterExplanation]) -> str:

@@ -4,7 +4,7 @@ Gradients of a parameter are either represented by factors (`Product`) or formed
 `x @ w + b`, `w` is a `Product` with one `PlannedUse` and the method "outer", and `b` is formed.
 
 If each parameter is used once, as it is, nothing has to be chosen except the method, and
-`plan_whole_uses` returns the plan. `planned_uses.make_plan` also plans all other programs.
+`plan_whole_uses` returns the plan. `make_plan.make_plan` also plans all other programs.
 """
 
 import dataclasses

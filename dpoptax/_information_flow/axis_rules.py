@@ -4,6 +4,11 @@ Most operations compute each row of the result from the same row of the operands
 still belongs to one example, and a clip bounds that example's contribution. A mean over the batch,
 or adding a row to its neighbor, combines rows. Operations that are not listed here count as
 combining rows.
+
+The number of an entry's example may be spread over several axes, like a number over its digits:
+after a reshape of (60, 5) to (12, 5, 5), example n is at axis 0, entry n // 5, and axis 1, entry
+n % 5. A rule says where an operation moves one of these axes, an `AxisDigit`, or `None` if the
+operation combines examples.
 """
 
 import dataclasses
@@ -239,7 +244,8 @@ def _window(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     return digit if alone and tuple(params["padding"][axis]) == (0, 0) else None
 
 
-def _dot(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
+def _move_through_product(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
+    """Maps a batch axis or a free axis of a matrix product; contracted axes combine examples."""
     contracted, batch = (axes[operand] for axes in eqn.params["dimension_numbers"])
     if digit.axis in contracted:
         return None
@@ -354,7 +360,7 @@ _AXIS_RULES: dict[str, AxisRule] = {
         eqn.params["broadcast_dimensions"][digit.axis]
     ),
     "conv_general_dilated": _conv,
-    "dot_general": _dot,
+    "dot_general": _move_through_product,
     "dynamic_slice": _keep_whole,
     "dynamic_update_slice": _keep_axis,
     "fft": _fft,

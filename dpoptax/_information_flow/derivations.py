@@ -1,5 +1,6 @@
 """Numbers the values of a program by their computation, and compares noise keys."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -68,9 +69,9 @@ class Derivations:
         self._numbers: dict[Hashable, int] = {}
         self._operations: dict[Hashable, tuple[Any, ...]] = {}
         self._loops: dict[Hashable, LoopCarry] = {}
-        self._unlike: set[frozenset[Hashable]] = set()
+        self._disjoint: set[frozenset[Hashable]] = set()
         self._asked: list[LoopCarry] = []
-        self._drawn: tuple[ProgramPath, ...] = ()
+        self._reached: tuple[ProgramPath, ...] = ()  # places to which branches are known to lead
 
     def number(self, *what: Hashable) -> int:
         """Returns a number, the same for equal arguments."""
@@ -91,12 +92,17 @@ class Derivations:
         if later in self._loops:
             self.add_loop(dataclasses.replace(self._loops[later], later_result=result))
 
-    def add_unlike(self, one: Hashable, other: Hashable) -> None:
-        """Records two parts of an array without equal entries."""
-        self._unlike.add(frozenset((one, other)))
+    def add_disjoint(self, one: Hashable, other: Hashable) -> None:
+        """Records two parts of an array of distinct entries, which share no entry."""
+        self._disjoint.add(frozenset((one, other)))
 
     def differ(
-        self, one: Hashable, other: Hashable, *, single: bool, drawn: tuple[ProgramPath, ...] = ()
+        self,
+        one: Hashable,
+        other: Hashable,
+        *,
+        single: bool,
+        reached: tuple[ProgramPath, ...] = (),
     ) -> bool:
         """Returns whether two keys differ, or all keys of one array from all of another.
 
@@ -104,10 +110,18 @@ class Derivations:
           one: the number of a key, or of an array of keys.
           other: likewise.
           single: whether both are single keys.
-          drawn: the places where they draw noise; the branches that lead there were taken.
+          reached: the places where they draw noise. The branches that lead there were taken, which
+            decides choices between values.
         """
-        self._drawn = drawn
-        return self._differ(one, other, single)
+        with self._given(reached):
+            return self._differ(one, other, single)
+
+    @contextlib.contextmanager
+    def _given(self, reached: tuple[ProgramPath, ...]) -> Iterator[None]:
+        """Assumes that the branches to these places were taken."""
+        before, self._reached = self._reached, reached
+        yield
+        self._reached = before
 
     def source(self, number: Hashable) -> Hashable:
         """Returns the number of the key that a key is derived from, or `None` if unknown."""
@@ -119,11 +133,11 @@ class Derivations:
         one, other = self.source_array(one), self.source_array(other)
         if one == other:
             return False
-        if frozenset((one, other)) in self._unlike:
+        if frozenset((one, other)) in self._disjoint:
             return True
         ancestors, others = dict(self._ancestors(one)), dict(self._ancestors(other))
         root, other_root = (next(filter(self._is_root, x), None) for x in (ancestors, others))
-        if None not in (root, other_root) and self._drawn_apart(root, other_root):
+        if None not in (root, other_root) and self._are_independent(root, other_root):
             return True
         # An entry of an array may be derived from another, unless its keys are independent.
         if (single or self._is_argument(root)) and (ancestors.get(other) or others.get(one)):
@@ -146,7 +160,7 @@ class Derivations:
     def _is_argument(self, number: Hashable) -> bool:
         return self.operation(number)[:1] == ("argument",)
 
-    def _drawn_apart(self, one: Hashable, other: Hashable) -> bool:
+    def _are_independent(self, one: Hashable, other: Hashable) -> bool:
         """Returns whether two roots are independent.
 
         A constant or a seed may be equal to an argument.
@@ -176,7 +190,7 @@ class Derivations:
                 known = [
                     made
                     for branch, made in branches
-                    if any(place[: len(choice) + 1] == (*choice, branch) for place in self._drawn)
+                    if any(place[: len(choice) + 1] == (*choice, branch) for place in self._reached)
                 ]
                 return known or [made for _, made in branches]
         return []
@@ -257,11 +271,11 @@ class Derivations:
         if loop in self._asked:  # asked by a loop within it
             return False
         self._asked.append(loop)
-        drawn, self._drawn = self._drawn, ()  # this must hold in all turns
-        derived = any(number == loop.carried for number, _ in self._ancestors(loop.result))
-        above = any(base == loop.carried and n >= 0 for base, n in self._minima(loop.result))
+        # This must hold in all turns, and places are reached in single ones.
+        with self._given(()):
+            derived = any(number == loop.carried for number, _ in self._ancestors(loop.result))
+            above = any(base == loop.carried and n >= 0 for base, n in self._minima(loop.result))
         self._asked.pop()
-        self._drawn = drawn
         return derived or above
 
     def _unequal(self, one: Hashable, other: Hashable) -> bool:
@@ -272,7 +286,7 @@ class Derivations:
         if base == of:
             # Integers of 32 bits wrap around, so the difference modulo 2³² counts.
             return (added - more) % 2**32 != 0
-        if added == more and frozenset((base, of)) in self._unlike:
+        if added == more and frozenset((base, of)) in self._disjoint:
             return True
         (low, high), (lowest, highest) = self._range(one), self._range(other)
         if high < lowest or highest < low:

@@ -46,9 +46,9 @@ class LoopLabels:
         if label.has_data:
             return self._set_rows(label, label.rows and moving(label.rows, self._turn))
         parts = [self._numbered(name, place, label.number) for name in ("part", "other part")]
-        # Two slices of distinct entries differ.
+        # Two slices of distinct entries share none.
         if label.entries.distinct:
-            self._derivations.add_unlike(*parts)
+            self._derivations.add_disjoint(*parts)
         return dataclasses.replace(label, number=parts[other])
 
     def leave(self, label: Label, moving: AxesMove, place: int) -> Label:

@@ -44,7 +44,7 @@ class NoiseDraws:
         found = any(
             self._both_run(place, draw.place)
             and not self._derivations.differ(
-                key, draw.key, single=single and draw.single, drawn=(place, draw.place)
+                key, draw.key, single=single and draw.single, reached=(place, draw.place)
             )
             for draw in self._draws
         )

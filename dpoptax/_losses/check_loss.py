@@ -13,7 +13,6 @@ from dpoptax._support.jaxprs import (
     REMATERIALIZED_CALLS,
     ZERO_DERIVATIVE_PRIMITIVES,
     carries_gradient,
-    equations,
     programs,
     subprograms,
     type_of,
@@ -106,18 +105,10 @@ def warn_of_constants(program: ClosedJaxpr) -> None:
         )
 
 
-def may_vanish(program: Jaxpr, parameters: int) -> bool:
-    """Returns whether the gradients of some parameters may be zero for every example.
-
-    If it returns false, `zero_gradients` finds none. The first inputs are the parameters.
-    """
+def may_be_unused(program: Jaxpr, parameters: int) -> bool:
+    """Returns whether the loss may not use some parameters, which are the first inputs."""
     reached = _reached_inputs(program, [True] + [False] * (len(program.outvars) - 1))
-    return not all(reached[:parameters]) or may_center(program)
-
-
-def may_center(program: Jaxpr) -> bool:
-    """Returns whether a program sums over axes of size one, as batch normalization may."""
-    return any(map(_sums_one_entry, equations(program)))
+    return not all(reached[:parameters])
 
 
 def _reached_inputs(program: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
@@ -140,12 +131,6 @@ def _reached_operands(eqn: JaxprEqn, used: Sequence[bool]) -> list[bool]:
 
 def _carries(atom: Var | Literal) -> bool:
     return isinstance(atom, Var) and carries_gradient(type_of(atom))
-
-
-def _sums_one_entry(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name != "reduce_sum":
-        return False
-    return all(type_of(eqn.invars[0]).shape[axis] == 1 for axis in eqn.params["axes"])
 
 
 def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 from dpoptax._losses.program import Block, PrivateValue, Step, Value
 from dpoptax._support.jaxprs import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
@@ -20,12 +20,10 @@ class GradientFlow:
     Subclasses record what the flow meets.
 
     Attributes:
-      zeros: values that are zero for every example. The flow stops at them.
       values: the values that the flow reaches.
       steps: the steps that it passes.
     """
 
-    zeros: Set[Value] = frozenset()
     values: set[Value] = dataclasses.field(default_factory=set, init=False)
     steps: set[Step] = dataclasses.field(default_factory=set, init=False)
 
@@ -38,8 +36,7 @@ class GradientFlow:
     def add(self, values: Iterable[Value]) -> None:
         """Records that a gradient flows to values."""
         for value in values:
-            flows = isinstance(value, PrivateValue) and carries_gradient(value.aval)
-            if flows and value not in self.zeros:
+            if isinstance(value, PrivateValue) and carries_gradient(value.aval):
                 self.values.add(value)
 
     def follow(self, block: Block, results: Iterable[Value]) -> None:

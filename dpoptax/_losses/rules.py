@@ -128,6 +128,7 @@ class Dot(Rule):
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         groups, rows, columns = self.layout.sizes
+        # The output has the batch axes, the free axes of the first operand, then of the second.
         rows_of = operand.transpose(self.operand_axes).reshape(groups, self.positions, rows)
         if self.parameter_first:
             swapped = cotangent.reshape(groups, columns, self.positions)
@@ -157,6 +158,8 @@ class Convolution(Rule):
             return None
         numbers, groups = p["dimension_numbers"], p["feature_group_count"]
         shape, out = shape_of(eqn.invars[1].aval), shape_of(eqn.outvars[0].aval)
+        # Groups divide the output channels. The kernel of each group is a matrix of offsets and
+        # input channels by output channels.
         out_axis, in_axis, *spatial = numbers.rhs_spec
         split = (*shape[:out_axis], groups, shape[out_axis] // groups, *shape[out_axis + 1 :])
         moved = [i + (i > out_axis) for i in (*spatial, in_axis)]
@@ -206,6 +209,7 @@ class Convolution(Rule):
         strides, _, dilation = self.window
         seen = []
         for offset in np.ndindex(self.kernel):
+            # Output position p reads the input at p · stride + offset · dilation.
             start = [o * d for o, d in zip(offset, dilation, strict=True)]
             stop = [s + (n - 1) * w + 1 for s, n, w in zip(start, out, strides, strict=True)]
             part = lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1))

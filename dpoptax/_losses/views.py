@@ -50,10 +50,10 @@ def _split_front(runs: list[tuple[int, int]], size: int) -> AxisRuns | None:
     taken = []
     while size > 1:
         run, stride = runs[0]
-        if size % run == 0:
+        if size % run == 0:  # the whole run belongs to the new axis, and more runs follow
             taken.append(runs.pop(0))
             size //= run
-        elif run % size == 0:
+        elif run % size == 0:  # the outer part of the run does, the inner part is left
             rest = run // size
             taken.append((size, stride * rest))
             runs[0] = (rest, stride)

@@ -1,124 +1,92 @@
-"""Finds the parameters whose gradients are exactly zero for every example.
+"""Finds parameters whose gradients are exactly zero, so that they would receive only noise.
 
-The loss does not use them, or only without a gradient, as behind `jax.lax.stop_gradient`. Or they
-reach the loss only through values that have no gradient because of their shapes: a value minus its
-own mean over axes of size one, or a softmax over one entry. Batch normalization computes the first
-in a loss of one example, unless it averages over spatial axes, and a loss over a batch the second
-if the batch is one example. Such parameters receive only noise. The result is used only in
-messages. Norms, bounds and sums do not depend on it.
+The loss does not use them, or only without a gradient, as behind `jax.lax.stop_gradient`: a trace
+of the loss shows this. Or the loss compares a value with itself: batch normalization of one example
+does, and a softmax over one entry. Then a gradient shows it. Norms, bounds and sums do not depend
+on the result, which is only used in messages.
 """
 
 import warnings
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
-from dpoptax._losses.constant_values import ConstantFinder
-from dpoptax._losses.gradient_flow import GradientFlow
-from dpoptax._losses.program import Block, DerivedValue, Program, Step
+from dpoptax._losses.program import Program
 from dpoptax._support.tree import PyTree
 
-_LISTED_NAMES = 8  # of parameters and places in a message
+_LISTED_NAMES = 8  # of parameters in a message
+# Parameters are moved by as much, since many are zero at first. That alone makes gradients zero.
+_MOVED = 0.02
+_DRAWS = 3
 
 
-class Vanishing(NamedTuple):
-    """Holds the parameters whose gradients are zero for every example.
+def find_zero_gradients(loss: Callable[..., jax.Array], *args: PyTree) -> frozenset[int]:
+    """Returns the leaves of the first argument whose gradients are zero at points near it.
 
-    Attributes:
-      unused: the parameters from which no gradient flows to the loss.
-      constant: the parameters that reach the loss only through values without a gradient.
-      places: descriptions of these values.
+    The result is empty if an argument holds shapes or traced arrays.
     """
+    if not all(map(_is_known, jax.tree.leaves(args))):
+        return frozenset()
+    params, *rest = args
+    gradient, found = jax.jit(jax.grad(loss)), set(range(len(jax.tree.leaves(params))))
+    for seed in range(_DRAWS):
+        grads = jax.tree.leaves(gradient(_moved(params, seed), *rest))
+        found &= {i for i, g in enumerate(grads) if g.size and not jnp.any(g)}
+    return frozenset(found)
 
-    unused: frozenset[int]
-    constant: frozenset[int] = frozenset()
-    places: tuple[str, ...] = ()
 
-    @property
-    def leaves(self) -> frozenset[int]:
-        """Returns all of these parameters."""
-        return self.unused | self.constant
+def _is_known(x: object) -> bool:
+    return not isinstance(x, jax.ShapeDtypeStruct | jax.core.Tracer)
 
 
-def find_vanishing(program: Program) -> Vanishing:
-    """Finds the parameters whose gradients are zero for every example, whatever its data."""
-    block, found = program.block, ConstantFinder()
-    found.follow(block)
-    if not found.comparisons:
-        return Vanishing(program.unused)
-    flow = GradientFlow()  # according to the operations
-    flow.follow(block, block.results[:1])
-    constant = (found.zeros | found.constants) & flow.values
-    rest = GradientFlow(constant)
-    rest.follow(block, block.results[:1])
-    leaves = _reached_parameters(block, flow) - _reached_parameters(block, rest)
-    places = (_describe_step(step) for step in found.comparisons if step.outputs[0] in constant)
-    return Vanishing(
-        program.unused, frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ()
+def _moved(params: PyTree, seed: int) -> PyTree:
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [
+        x + (_MOVED * jax.random.normal(key, jnp.shape(x))).astype(x.dtype)
+        for key, x in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, moved)
+
+
+def describe_unused(unused: frozenset[int], params: PyTree) -> str:
+    """Describes parameters from which no gradient flows, and remedies; empty for none."""
+    if not unused:
+        return ""
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+    names = [paths[leaf] or "the parameter" for leaf in sorted(unused)]
+    return (
+        "These parameters get gradients of exactly zero and receive only noise, because "
+        "`loss_fn` does not use them, or uses them only without a gradient, as behind "
+        f"`jax.lax.stop_gradient`: {_join_names(names)}. Remove them from the parameters. If "
+        "`loss_fn` needs them, pass them to `dpoptax.training.fit` as `frozen`, or make them "
+        "an argument of the jitted step and call `dpoptax.clipped_grad` inside it with a loss "
+        "that closes over them."
     )
 
 
-def _describe_step(step: Step) -> str:
-    shape, stack = step.outputs[0].aval.shape, str(step.eqn.source_info.name_stack)
-    return f"of shape {tuple(shape)}" + (f" in {stack}" if stack else "")
-
-
-def _reached_parameters(block: Block, flow: GradientFlow) -> set[int]:
-    """Returns the parameters that operations with a gradient read."""
-    found: set[int] = set()
-    for step in block.steps:
-        if step not in flow.steps:
-            continue
-        read = step.operands
-        if step.body is not None:
-            found |= _reached_parameters(step.body, flow)
-            first = () if step.scan_id is None else step.operands[step.carry]
-            read = (*first, *step.body.results)
-        found = found.union(*(v.leaves for v in read if isinstance(v, DerivedValue)))
-    return found
-
-
-def describe_vanishing(found: Vanishing, params: PyTree) -> str:
-    """Describes the results of `find_vanishing` and the remedies. Empty if no gradient is zero."""
-    if not any(found):
+def describe_constant(names: list[str]) -> str:
+    """Describes other parameters with zero gradients, and remedies; empty for none."""
+    if not names:
         return ""
-    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-
-    def names(leaves: frozenset[int]) -> str:
-        return _join_names(paths[leaf] or "the parameter" for leaf in sorted(leaves))
-
-    texts = []
-    if found.unused:
-        texts.append(
-            "These parameters get gradients of exactly zero and receive only noise, because "
-            "`loss_fn` does not use them, or uses them only without a gradient, as behind "
-            f"`jax.lax.stop_gradient`: {names(found.unused)}. Remove them from the parameters. If "
-            "`loss_fn` needs them, pass them to `dpoptax.training.fit` as `frozen`, or make them "
-            "an argument of the jitted step and call `dpoptax.clipped_grad` inside it with a loss "
-            "that closes over them."
-        )
-    if found.constant:
-        texts.append(
-            "`loss_fn` compares a value with itself, which has no gradient for any example "
-            f"({_join_names(found.places)}): it subtracts its own mean over axes of size one, or "
-            "takes a softmax over one entry. These parameters get gradients of exactly zero and "
-            f"receive only noise: {names(found.constant)}. `loss_fn` sees one example at a time. "
-            "Batch normalization subtracts such a mean: use GroupNorm or LayerNorm, or freeze the "
-            "running averages. A loss that compares the examples of a batch, such as a "
-            "contrastive, Cox or ranking loss, is not a sum over examples: let each example hold "
-            "the group that is compared, or compare with public or frozen values."
-        )
-    return " ".join(texts)
+    return (
+        f"These parameters get gradients of exactly zero for the example: {_join_names(names)}. "
+        "With such gradients for all examples, they receive only noise. `loss_fn` sees one example "
+        "at a time, and may compare a value with itself. Batch normalization subtracts the mean of "
+        "one row: use GroupNorm or LayerNorm, or freeze the running averages. A loss that compares "
+        "the examples of a batch, such as a contrastive, Cox or ranking loss, is not a sum over "
+        "examples: let each example hold the group that is compared, or compare with public or "
+        "frozen values."
+    )
 
 
-def _join_names(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = f" and {len(shown) - _LISTED_NAMES} more" if len(shown) > _LISTED_NAMES else ""
-    return ", ".join(shown[:_LISTED_NAMES]) + more
+def _join_names(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED_NAMES} more" if len(names) > _LISTED_NAMES else ""
+    return ", ".join(names[:_LISTED_NAMES]) + more
 
 
-def warn_of_vanishing(program: Program, params: PyTree) -> None:
-    """Warns of parameters whose gradients are exactly zero."""
-    if text := describe_vanishing(find_vanishing(program), params):
+def warn_of_unused(program: Program, params: PyTree) -> None:
+    """Warns of parameters from which no gradient flows to the loss."""
+    if text := describe_unused(program.unused, params):
         warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=2)

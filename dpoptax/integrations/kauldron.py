@@ -78,7 +78,7 @@ class PrivateTrainStep(kd.train.TrainStep):
     trained: Callable[[Any], Any] | None = None
     public_evals: Collection[str] = ()
     microbatch_size: int | None = None
-    method: Literal["auto", "vmap", "recompute"] = "auto"
+    method: Literal["auto", "vmap", "recompute", "streaming"] = "auto"
     precision: Literal["float32", "bfloat16"] | None = None
     # The data, the folder of checkpoints, the inputs of the next steps, and the last step. Secret.
     _seen: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)

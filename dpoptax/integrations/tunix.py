@@ -82,7 +82,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         plan: dpoptax.PrivacyPlan,
         clip: dpoptax.Clip | float = 1.0,
         microbatch_size: int | None = None,
-        method: Literal["auto", "vmap", "recompute"] = "auto",
+        method: Literal["auto", "vmap", "recompute", "streaming"] = "auto",
         precision: Literal["float32", "bfloat16"] | None = None,
         **options: Any,
     ) -> None:

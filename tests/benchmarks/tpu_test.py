@@ -17,7 +17,7 @@ from benchmarks.tpu.cases import CASES, Case, Options, make_mesh
 from benchmarks.tpu.passes import passes, ratio
 from dpoptax._ghost_clipping import cost_model
 from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.planned_uses import make_plan
+from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import trace_loss
 

@@ -31,7 +31,7 @@ from dpoptax._ghost_clipping.transformed import cotangents, pulled_back_norms
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding import block_sums, bounds, limits
 from dpoptax._rounding.bounds import NormBounds, Piece
-from dpoptax._rounding.limits import Limits
+from dpoptax._rounding.part_limits import PartLimits
 from tests.clip.rounding_interpreter import largest
 
 C = 0.3
@@ -197,7 +197,7 @@ def joined_length(machine, parts=1, steps=1):
 
 def limited(machine, quantity, ratio=8.0, error=2.0**-23):
     """The length, or the absolute size, of a part that is summed within limits."""
-    given = Limits(full(1), full(1) / 3)
+    given = PartLimits(full(1), full(1) / 3)
     square, size = full(1), (100 if quantity == "size" else 1) * full(1)
 
     def weigh(limit, *size):

@@ -95,7 +95,7 @@ def test_array_type_tells_whether_other_devices_hold_parts(kind):
 
 @pytest.mark.parametrize(
     ("clip", "method"),
-    [(1.0, "auto"), (1.0, "vmap"), (dpoptax.per_layer_clip(1.0, streaming=True), "auto")],
+    [(1.0, "auto"), (1.0, "vmap"), (dpoptax.per_layer_clip(1.0), "streaming")],
     ids=["auto", "vmap", "streaming"],
 )
 def test_sum_is_zero_where_platform_mixes_examples(clip, method, monkeypatch):

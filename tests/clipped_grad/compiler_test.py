@@ -24,16 +24,16 @@ CLIP = dpoptax.l2_clip(0.1)
 EVERY = programs.PROGRAMS | programs.MODELS
 CONSTANTS = (2.0**20, 10.0, 2.0**-20, 512**0.5, 3.0)
 METHODS = ("auto", "vmap")
-STREAM = dpoptax.per_layer_clip(0.1, streaming=True)
+STREAM = {"clip": dpoptax.per_layer_clip(0.1), "method": "streaming"}
 # Ways to sum besides `method="auto"`, as options of `clipped_grad`.
 SUMS = {
     "vmap": {"method": "vmap"},
     "recompute": {"method": "recompute"},
-    "streaming": {"clip": STREAM},
+    "streaming": STREAM,
     "in parts": {"microbatch_size": 2},
     "bfloat16": {"precision": "bfloat16"},
     "recompute in bfloat16": {"method": "recompute", "precision": "bfloat16"},
-    "streaming in bfloat16": {"clip": STREAM, "precision": "bfloat16"},
+    "streaming in bfloat16": STREAM | {"precision": "bfloat16"},
 }
 SIZE = 4
 

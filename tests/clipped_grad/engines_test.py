@@ -22,7 +22,7 @@ ENGINES = {
     "ghost": ({}, 1e-5),
     "bfloat16": ({"precision": "bfloat16"}, 2e-2),
     "two_turns": ({"method": "recompute"}, 1e-5),
-    "streaming": ({"clip": dpoptax.per_layer_clip(BOUND, streaming=True)}, 1e-5),
+    "streaming": ({"clip": dpoptax.per_layer_clip(BOUND), "method": "streaming"}, 1e-5),
     "rounded_gradients": ({"method": "vmap", "grid": GRID}, 1e-4),
 }
 
@@ -67,7 +67,7 @@ def _distance(found, want):
     return np.linalg.norm(found - want) / np.linalg.norm(want)
 
 
-# Streaming clips the steps of a scan separately; `streaming_test` has the sum.
+# Streaming clips the steps of a scan separately; `backward_test` has the sum.
 PAIRS = [(name, engine) for name in PROGRAMS for engine in ENGINES]
 PAIRS.remove(("scanned", "streaming"))
 
@@ -90,16 +90,36 @@ def test_engines_return_sum_of_clipped_gradients(name, engine, no_room):
         np.testing.assert_allclose(values, jax.vmap(loss, (None, 0))(params, batch), rtol=1e-5)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_aux_and_keys_match_their_examples(engine):
+    loss, params, batch = _problem("dense")
+
+    def keyed(params, example, key):
+        value = loss(params, example)
+        return value * jax.random.uniform(key), value
+
+    options = {"clip": BOUND} | ENGINES[engine][0]
+    grad_fn = dpoptax.clipped_grad(keyed, has_aux=True, return_values=True, **options)
+    key, ids = jax.random.key(0), np.arange(EXAMPLES) + 7
+    _, (values, aux) = jax.jit(grad_fn)(params, batch, key=key, ids=ids)
+    want = jax.vmap(loss, (None, 0))(params, batch)
+    drawn = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
+    np.testing.assert_allclose(aux, want, rtol=1e-5)
+    np.testing.assert_allclose(values, want * drawn, rtol=1e-5)
+
+
 # The parts of `_ghost_clipping` that each method may import.
 IMPORTED = {
     "vmap": set(),
-    "auto": {"passes", "norms", "plan", "sums"},
-    "recompute": {"passes", "norms", "plan", "planned_uses", "sums", "backward", "two_turns"},
+    "auto": {"records", "norms", "plan", "sums"},
+    "recompute": {"records", "norms", "plan", "make_plan", "sums", "backward", "two_turns"},
+    "streaming": {"records", "norms", "plan", "make_plan", "sums", "backward", "streaming"},
 }
 _SCRIPT = """
 import sys, jax, jax.numpy as jnp, dpoptax
 loss_fn = lambda w, x: jnp.sum(jnp.tanh(x @ w))
-grad_fn = dpoptax.clipped_grad(loss_fn, 1.0, method={method!r})
+clip = dpoptax.per_layer_clip(1.0) if {method!r} == "streaming" else 1.0
+grad_fn = dpoptax.clipped_grad(loss_fn, clip, method={method!r})
 jax.eval_shape(grad_fn, jnp.ones((3, 2)), jnp.ones((4, 3)))
 print(*(m for m in sys.modules if m.startswith("dpoptax.")))
 """

@@ -93,7 +93,7 @@ PROGRAMS = {
     "bfloat16": lambda: _bundle("regression", precision="bfloat16"),
     "tied": lambda: _bundle("tied"),
     "recompute": lambda: _bundle("scanned", method="recompute"),
-    "streaming": lambda: _bundle("scanned", clip=dpoptax.per_layer_clip(0.1, streaming=True)),
+    "streaming": lambda: _bundle("scanned", clip=dpoptax.per_layer_clip(0.1), method="streaming"),
 }
 
 

@@ -26,7 +26,7 @@ EDGES = (2.0**39, 2.0**40, 2.0**40 * (1 - 2.0**-24))
 SIDES = (0.0, 1e-45, 1e-38, 1e-30, 1e-19, 1e-12, 1.0, 1e8, *EDGES, 1e13, 1e19, 1e30, 3e38)
 SPECIAL = (np.nan, np.inf, -np.inf)
 DTYPES = ("float32", "bfloat16", "float16")
-STREAM = {"clip": dpoptax.per_layer_clip(1e-3, streaming=True)}
+STREAM = {"clip": dpoptax.per_layer_clip(1e-3), "method": "streaming"}
 WAYS = {
     "auto": {},
     "bfloat16": {"precision": "bfloat16"},

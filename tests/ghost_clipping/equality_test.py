@@ -9,7 +9,7 @@ import dpoptax
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.passes.run_passes import Recording, run_pass
+from dpoptax._ghost_clipping.records.record_points import Recording, record_point
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import trace_loss
@@ -261,10 +261,10 @@ def test_row_parts_join_to_rows(name):
     params, batch = network.params(0), _batch(network, 1)
     example = jax.tree.map(lambda x: x[0], batch)
     program = read_program(trace_loss(network.loss, params, example, None, has_aux=False))
-    passes = run_pass(program, jax.tree.leaves(params), jax.tree.leaves(batch), Recording())
+    records = record_point(program, jax.tree.leaves(params), jax.tree.leaves(batch), Recording())
     counts = []
     for use in program.uses:
-        arrays = passes.operands[use.index][0], passes.cotangents[use.index][0]
+        arrays = records.operands[use.index][0], records.cotangents[use.index][0]
         rows, columns = use.rule.factors(*arrays)
         parts, repeated = zip(*use.rule.row_parts(*arrays), strict=True)
         np.testing.assert_array_equal(jnp.concatenate(parts, axis=-1), rows)

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 import dpoptax
 from dpoptax._ghost_clipping.backward import use_sum
 from dpoptax._ghost_clipping.backward.batch_devices import Slices
-from dpoptax._ghost_clipping.two_turns import recomputed_sum
 from dpoptax._rounding import block_sums
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers
@@ -28,8 +27,9 @@ from tests.multidevice.problem import (
     put,
 )
 
-CLIP = dpoptax.per_layer_clip(0.3, streaming=True)
-WAYS = {"streaming": {"clip": CLIP}, "recompute": {"clip": 0.3, "method": "recompute"}}
+CLIP = dpoptax.per_layer_clip(0.3)
+STREAM = {"clip": CLIP, "method": "streaming"}
+WAYS = {"streaming": STREAM, "recompute": {"clip": 0.3, "method": "recompute"}}
 EXAMPLES = 16
 MASK = np.arange(EXAMPLES) % 5 != 2
 KEYS = {"key": jax.random.key(3), "ids": 7 * np.arange(EXAMPLES) % 1000}
@@ -75,12 +75,12 @@ def test_overlapping_slices_equal_one_device(monkeypatch):
 
     rng, spec = np.random.default_rng(4), P(None, "data")
     weights, x, y = (floats(rng.normal(size=s)) for s in ((4, 24), (EXAMPLES, 4), (EXAMPLES, 24)))
-    expected = dpoptax.clipped_grad(squared_error, CLIP)(weights, (x, y), MASK).sum
+    expected = dpoptax.clipped_grad(squared_error, **STREAM)(weights, (x, y), MASK).sum
     # Each device has three columns, which are summed in slices of two.
     monkeypatch.setattr(use_sum, "_SLICE_ENTRIES", weights.size // 2)
     assert Slices.even(1, 24, shards=8, count=2).starts == [0, 1]
     mesh = make_mesh((8,), ("data",), KINDS[0])
-    grad_fn = dpoptax.clipped_grad(squared_error, CLIP, mesh=mesh, param_specs=spec)
+    grad_fn = dpoptax.clipped_grad(squared_error, **STREAM, mesh=mesh, param_specs=spec)
     args = put(weights, mesh, spec), put((x, y), mesh, P("data")), MASK
     assert_close(jax.jit(grad_fn)(*args).sum, expected)
 
@@ -115,20 +115,13 @@ def test_sums_of_many_devices_are_added_as_integers(way, monkeypatch):
     assert_close(jax.jit(grad_fn)(params, batch, MASK, **KEYS).sum, one_device(way))
 
 
-# For "automatic", the default method recomputes single examples.
-@pytest.mark.parametrize(
-    "options",
-    [*WAYS.values(), {"clip": 0.3, "microbatch_size": 1}],
-    ids=[*WAYS, "automatic"],
-)
-def test_example_moves_sum_by_at_most_the_bound(options, monkeypatch):
-    costs = recomputed_sum.COSTS._replace(discarded_bytes=0)
-    monkeypatch.setattr(recomputed_sum, "COSTS", costs)
+@pytest.mark.parametrize("way", WAYS)
+def test_example_moves_sum_by_at_most_the_bound(way):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     params = floats(np.zeros((4, 4)))
     grad_fn = dpoptax.clipped_grad(
         jax.checkpoint(lambda w, example: 0.5 * jnp.sum((example[0] @ w - example[1]) ** 2)),
-        **options,
+        **WAYS[way],
         mesh=mesh,
     )
     total = jax.jit(lambda batch, mask: grad_fn(params, batch, mask).sum)
@@ -140,6 +133,6 @@ def test_example_moves_sum_by_at_most_the_bound(options, monkeypatch):
 def test_refuses_uneven_batches_and_microbatches_on_a_mesh():
     mesh = make_mesh((8,), ("data",), KINDS[0])
     with pytest.raises(ValueError, match="must split evenly over the 8 devices"):
-        dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh)(make_params(), make_batch(0, 12))
+        dpoptax.clipped_grad(loss_fn, **STREAM, mesh=mesh)(make_params(), make_batch(0, 12))
     with pytest.raises(ValueError, match="must be `None` for .*on a mesh, got 2"):
-        dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, microbatch_size=2)
+        dpoptax.clipped_grad(loss_fn, **STREAM, mesh=mesh, microbatch_size=2)

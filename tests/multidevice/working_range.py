@@ -10,7 +10,7 @@ from tests import programs
 from tests.multidevice.problem import KINDS, make_mesh
 
 SIDES = (1e-45, 1e-30, 1e-12, 1.0, 2.0**39, 2.0**40, 1e19, 3e38, np.nan, np.inf)
-STREAM = {"clip": dpoptax.per_layer_clip(1e-3, streaming=True)}
+STREAM = {"clip": dpoptax.per_layer_clip(1e-3), "method": "streaming"}
 WAYS = {"auto": {}, "recompute": {"method": "recompute"}, "streaming": STREAM}
 
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex
-from dpoptax._ghost_clipping.planned_uses import read_use
+from dpoptax._ghost_clipping.make_plan import read_use
+from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.views import View
 from dpoptax._points.points import GradientPoints, is_unweighted
@@ -74,22 +74,19 @@ def view_of_use(use: Use) -> View:
     return planned.view
 
 
-def check_uses(program: Program, points: GradientPoints, option: str) -> None:
-    """Raises an error if uses cannot be summed separately, as `option` requires."""
-    obstacle = find_obstacle(program, points)
+def check_uses(program: Program, points: GradientPoints, method: str) -> None:
+    """Raises an error if uses cannot be summed separately, as a method requires."""
+    obstacle = _find_obstacle(program, points)
     if obstacle is not None:
-        raise ValueError(f"{option} must have {obstacle}")
+        raise ValueError(f"`method={method!r}` must have {obstacle} Leave the option out.")
 
 
-def find_obstacle(program: Program, points: GradientPoints) -> str | None:
-    """Returns why uses cannot be summed separately, as the end of an error; `None` if they can."""
+def _find_obstacle(program: Program, points: GradientPoints) -> str | None:
+    """Returns why uses cannot be summed separately, as part of an error; `None` if they can."""
     params = points.points[0]
     # A weight of 1.0 is a number at trace time; see `clipped_grad`.
     if not is_unweighted(points) or points.tangent is not None:
-        return (
-            "one gradient point of weight 1.0. Leave it out for methods with several points, such "
-            "as `dpoptax.disk`."
-        )
+        return "one gradient point of weight 1.0, and methods such as `dpoptax.disk` have several."
     leaves = jax.tree_util.tree_leaves_with_path(params)
     paths = [jax.tree_util.keystr(path) or "the parameter" for path, _ in leaves]
     for use in program.uses:
@@ -98,12 +95,12 @@ def find_obstacle(program: Program, points: GradientPoints) -> str | None:
         if len(planned) != 1 or planned[0].cut is not None:
             return (
                 "parameters that are only moved or scaled before they meet data, and "
-                f"{names} is computed on before {use.rule.name}. Leave the option out."
+                f"{names} is computed on before {use.rule.name}."
             )
         if not all(stacked for _, stacked in use.loops):
             return (
                 "a slice of each parameter for each step of a loop, and all steps use the whole of "
-                f"{names}. Leave the option out."
+                f"{names}."
             )
     return None
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex, run_block
+from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex, run_block
 from dpoptax._losses.program import Program, Step, Use
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.jaxprs import bind
@@ -65,6 +65,8 @@ def run_uses(
         return [_use_with_probe(step, functions[step.use.index])(operands, *own)], None
 
     def example(probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays) -> Arrays:
+        # Parameters are the same for all examples, so a gradient by them would be a sum. The zeros
+        # have a row for each example, and so do the gradients by them.
         leaves = [x + opaque[i] if i in opaque else x for i, x in enumerate(params)]
         by_use = {index: (probe, own[index]) for index, probe in probes.items()}
         outputs, _ = run_block(program.block, [*leaves, *inputs], by_use, run_use)
@@ -74,6 +76,7 @@ def run_uses(
     every = jax.vmap(example, (probe_axes, 0, 0, 0), spmd_axis_name=axes)
 
     def total(probes: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
+        # In the gradient of the sum of losses, each example has the cotangents of its own loss.
         outputs = every(probes, opaque, own, inputs)
         return outputs[0].sum(), outputs
 
@@ -95,7 +98,7 @@ def run_uses(
         raise ValueError(
             "The derivative that a `jax.custom_jvp` in `loss_fn` defines chooses a branch for its "
             "tangents (`jax.lax.cond`). JAX cannot differentiate a batch of these in reverse, "
-            "which `method='recompute'` and `per_layer_clip(streaming=True)` need. Choose numbers "
+            "which the methods 'recompute' and 'streaming' need. Choose numbers "
             "that multiply the tangents instead, define the derivative by `jax.custom_vjp`, or use "
             "`method='auto'`."
         ) from error

@@ -20,9 +20,9 @@ from dpoptax._ghost_clipping.norms.factor_products import (
     formed_together,
     multiply_factors,
 )
-from dpoptax._ghost_clipping.passes.run_passes import recorded, recorded_dtype
 from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method
 from dpoptax._ghost_clipping.precision import is_precise
+from dpoptax._ghost_clipping.records.record_points import recorded, recorded_dtype
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import product_rounding, sum_products

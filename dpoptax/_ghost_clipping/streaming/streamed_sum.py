@@ -1,10 +1,9 @@
 """Clips and sums each use of a parameter during the backward pass.
 
-With the clip `per_layer_clip(…, streaming=True)`, the norm of one part of the gradient does not
-depend on other parts, so factors are not kept. Automatic differentiation would sum the gradients of
-all examples. Instead, `use_clip.UseClip` clips and sums them. A scan stacks the results as it would
-stack gradients, and `jax.checkpoint` computes operands again. A step then needs little more memory
-than one without privacy.
+The norm of one part of the gradient does not depend on other parts, so factors are not kept.
+Automatic differentiation would sum the gradients of all examples. Instead, `use_clip.UseClip` clips
+and sums them. A scan stacks the results as it would stack gradients, and `jax.checkpoint` computes
+operands again. A step then needs little more memory than one without privacy.
 
 The bound of the whole sum follows from the bounds of its parts:
 
@@ -67,7 +66,7 @@ def streamed_sum(
     """
     params = points.points[0]
     mask, whole = program.loss.separate(examples.mask), examples.whole
-    check_uses(program, points, "`per_layer_clip(streaming=True)`")
+    check_uses(program, points, "streaming")
     places = UsePlaces(program, jax.tree.leaves(params), devices.specs)
     parts, opaque_parts = _split_bounds(program, clip, params, places.added)
 
@@ -80,6 +79,7 @@ def streamed_sum(
         return BatchFunction(clipped.batch_sum, kind, mapped=False)
 
     def live(use: Use) -> jax.Array:
+        # The mask, repeated for each step of the scans, which slice it like the use's operands.
         steps = tuple(n for n, _ in use.loops)
         return jnp.broadcast_to(mask.reshape(-1, *(1 for _ in steps)), (*mask.shape, *steps))
 
@@ -109,6 +109,8 @@ def _split_bounds(
 
     def part(leaf: int, steps: int) -> Part:
         group = groups[leaf]
+        # Parameters and steps share no entry: the squares of k bounds C/√k add up to C². The u uses
+        # of a parameter share entries, so each gets 1/u of its bound, which is u² under the root.
         split = clip.split(group, 1 + max(groups), leaves_of[group] * added[leaf] ** 2 * steps)
         return Part(split, added[leaf])
 

@@ -17,13 +17,13 @@ from dpoptax._ghost_clipping.norms.factor_products import (
     Segment,
     is_one_hot,
 )
-from dpoptax._ghost_clipping.passes.run_passes import (
-    Passes,
+from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
+from dpoptax._ghost_clipping.records.record_points import (
+    Records,
     WeightedPair,
     pairs_by_point,
     weighted_pairs,
 )
-from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
 from dpoptax._points.points import weigh
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen
@@ -57,7 +57,7 @@ class UseSegment(NamedTuple):
 
 
 def collect_gradients(
-    plan: Plan, passes: Passes, groups: list[int], *, differences: bool
+    plan: Plan, records: Records, groups: list[int], *, differences: bool
 ) -> ExampleGradients:
     """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
 
@@ -65,28 +65,28 @@ def collect_gradients(
     and differences from it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
     cancel then multiply small numbers, at the cost of more passes over memory.
 
-    Factors are rounded to `passes.factor_dtype`, and so are most gradients that are formed from
+    Factors are rounded to `records.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
-    (first, *others), weights = passes.at_points, passes.points.weights
+    (first, *others), weights = records.at_points, records.points.weights
     gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
-    if others or passes.tangent is not None or plan.formed_uses:
+    if others or records.tangent is not None or plan.formed_uses:
         from dpoptax._ghost_clipping.sums.formed_gradients import add_gradients
 
-        gradients = add_gradients(gradients, plan, passes)
+        gradients = add_gradients(gradients, plan, records)
     formed, bundles = _bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
     formed = materialize([within_range(x) for x in formed])
-    uses = [collect_factors(product, passes, differences) for product in plan.products]
+    uses = [collect_factors(product, records, differences) for product in plan.products]
     if plan.is_pulled:
         from dpoptax._ghost_clipping.sums.transformed_gradients import pull_back_product
         from dpoptax._ghost_clipping.transformed.pull_back import FixedArrays
 
-        fixed = [FixedArrays(leaves) for leaves in passes.leaves]
+        fixed = [FixedArrays(leaves) for leaves in records.leaves]
     products = [
-        pull_back_product(product, own, passes.factor_dtype, fixed, differences=differences)
+        pull_back_product(product, own, records.factor_dtype, fixed, differences=differences)
         if product.is_pulled
-        else join_factors(product, own, passes.factor_dtype)
+        else join_factors(product, own, records.factor_dtype)
         for product, own in zip(plan.products, uses, strict=True)
     ]
     return ExampleGradients(plan, products, formed, bundles)
@@ -116,20 +116,20 @@ def _join(gradients: list[jax.Array]) -> jax.Array:
     return jnp.concatenate(flat, axis=1)
 
 
-def collect_factors(product: Product, passes: Passes, differences: bool) -> list[UseSegment]:
+def collect_factors(product: Product, records: Records, differences: bool) -> list[UseSegment]:
     """Returns the weighted factors of a product, for each use and point."""
     return [
-        UseSegment(member, _segment(member, pair, passes))
+        UseSegment(member, _segment(member, pair, records))
         for member in product.members
         for pair in (
-            weighted_pairs(member.use, passes, differences)
+            weighted_pairs(member.use, records, differences)
             if member.pull_back_counts is None
-            else pairs_by_point(member.use, passes)
+            else pairs_by_point(member.use, records)
         )
     ]
 
 
-def _segment(member: PlannedUse, pair: WeightedPair, passes: Passes) -> Segment:
+def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> Segment:
     operand, cotangent, weight = pair
     weights = [w for w in (weight, member.scale) if not (isinstance(w, float) and w == 1.0)]
     if weights:
@@ -137,7 +137,7 @@ def _segment(member: PlannedUse, pair: WeightedPair, passes: Passes) -> Segment:
         # order.
         cotangent = within_range(weigh(cotangent, *weights))
     segment = make_segment(member, operand, cotangent)
-    if passes.early:
+    if records.early:
         return segment  # of records, which are in the working range where necessary
     return Segment(*(x if is_one_hot(x) else within_range(x) for x in segment))
 

@@ -11,14 +11,14 @@ from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
-from dpoptax._ghost_clipping.passes.run_passes import (
-    Passes,
+from dpoptax._ghost_clipping.plan import Plan
+from dpoptax._ghost_clipping.records.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.records.record_points import (
+    Records,
     WeightedPair,
     pairs_by_point,
     weighted_pairs,
 )
-from dpoptax._ghost_clipping.plan import Plan
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.program import Use
 from dpoptax._points.points import weigh
@@ -26,33 +26,35 @@ from dpoptax._support.tree import widen
 from dpoptax._support.xla import round_to_dtype
 
 
-def add_gradients(first: dict[int, jax.Array], plan: Plan, passes: Passes) -> dict[int, jax.Array]:
+def add_gradients(
+    first: dict[int, jax.Array], plan: Plan, records: Records
+) -> dict[int, jax.Array]:
     """Returns the per-example gradients (B, ...) of the formed parameters.
 
     `first` are those of opaque parameters at the first point. Gradients from factors of one use are
-    rounded to `passes.factor_dtype` like the factors, since they may be large. All others are in
+    rounded to `records.factor_dtype` like the factors, since they may be large. All others are in
     float32.
     """
     total = dict(first)
-    further = zip(passes.at_points[1:], passes.points.weights[1:], strict=True)
+    further = zip(records.at_points[1:], records.points.weights[1:], strict=True)
     found = [(leaf, weigh(x, w)) for point, w in further for leaf, x in point.gradients.items()]
-    if passes.tangent is not None:
-        found += passes.tangent.gradients.items()
-    for leaf, value in itertools.chain(found, _form_used_gradients(plan, passes)):
+    if records.tangent is not None:
+        found += records.tangent.gradients.items()
+    for leaf, value in itertools.chain(found, _form_used_gradients(plan, records)):
         total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
     return total
 
 
-def _form_used_gradients(plan: Plan, passes: Passes) -> Iterator[tuple[int, jax.Array]]:
+def _form_used_gradients(plan: Plan, records: Records) -> Iterator[tuple[int, jax.Array]]:
     """Yields parameters and their per-example gradients (B, ...) from formed uses."""
     for use in plan.formed_uses:
         view = find_view(use.value)
         if view is None:
-            yield from _pull_back(use, passes).items()
+            yield from _pull_back(use, records).items()
             continue
-        pairs = weighted_pairs(use, passes, True)
-        gradient = _form_use(use, pairs, passes.factor_dtype, rounded=True)
-        shape = jnp.shape(passes.leaves[0][view.leaf])
+        pairs = weighted_pairs(use, records, True)
+        gradient = _form_use(use, pairs, records.factor_dtype, rounded=True)
+        shape = jnp.shape(records.leaves[0][view.leaf])
         yield view.leaf, jax.vmap(functools.partial(view.scatter, shape=shape))(gradient)
 
 
@@ -95,13 +97,13 @@ def _form_use(
     return jax.vmap(lambda g: use.rule.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
 
-def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
+def _pull_back(use: Use, records: Records) -> dict[int, jax.Array]:
     """Returns gradients of the parameters behind a used value, (B, ...) each."""
-    leaves, dtype = sorted(use.value.leaves), passes.factor_dtype
+    leaves, dtype = sorted(use.value.leaves), records.factor_dtype
 
     def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
         def value(chosen: list[jax.Array]) -> jax.Array:
-            every = list(passes.leaves[j])
+            every = list(records.leaves[j])
             for leaf, x in zip(leaves, chosen, strict=True):
                 every[leaf] = x
             return ParameterEvaluator(every)(use.value)
@@ -110,12 +112,12 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
         return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
 
     total: dict[int, jax.Array] = {}
-    for j, (operand, cotangent, weight) in enumerate(pairs_by_point(use, passes)):
-        chosen = [passes.leaves[j][leaf] for leaf in leaves]
+    for j, (operand, cotangent, weight) in enumerate(pairs_by_point(use, records)):
+        chosen = [records.leaves[j][leaf] for leaf in leaves]
         gradient = _form_use(use, [(operand, cotangent, 1.0)], dtype)
-        if j == 0 and passes.tangent is not None:
-            tangent = passes.tangent
-            direction = jax.tree.leaves(passes.points.tangent)
+        if j == 0 and records.tangent is not None:
+            tangent = records.tangent
+            direction = jax.tree.leaves(records.points.tangent)
             pairs = [(operand, tangent.cotangents[use.index], 1.0)]
             if not jnp.issubdtype(operand.dtype, jnp.integer):
                 pairs.append((tangent.operands[use.index], cotangent, 1.0))

@@ -25,8 +25,8 @@ from dpoptax._clips.clip import Clip
 from dpoptax._clips.encoding import EncodingClip, join, scaling
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
-from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
+from dpoptax._ghost_clipping.records.record_points import record_points
 from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
     collect_gradients,
@@ -119,7 +119,7 @@ def ghost_clipped_sum(
     mask = program.loss.separate(examples.mask)
     cancel = _weights_cancel(points)
     plan = _plan(program, points, examples.mask.shape[0])
-    passes = run_passes(
+    records = record_points(
         program,
         points,
         examples.inputs,
@@ -131,21 +131,21 @@ def ghost_clipped_sum(
     groups = clip.groups(points.points[0])
 
     def make_total(differences: bool) -> ClippedTotal:
-        gradients = collect_gradients(plan, passes, groups, differences=differences)
+        gradients = collect_gradients(plan, records, groups, differences=differences)
         return clip_and_sum(clip, points, gradients, mask, examples.whole)
 
     if isinstance(cancel, bool):
         total = make_total(cancel)
     else:  # of weights that are traced; they are public
         total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
-    return total, program.loss.aux(passes.at_points[0].outputs)
+    return total, program.loss.aux(records.at_points[0].outputs)
 
 
 def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
     count, tangent = len(points.points), points.tangent is not None
     if (found := plan_whole_uses(program, examples, count + tangent)) is not None:
         return found
-    from dpoptax._ghost_clipping.planned_uses import make_plan
+    from dpoptax._ghost_clipping.make_plan import make_plan
 
     return make_plan(program, examples, count, has_tangent=tangent)
 

@@ -7,7 +7,7 @@ use during the backward pass. So `jax.checkpoint` and sharded parameters save me
 privacy, at the cost of a second forward and backward pass.
 
 The bound does not require that both turns compute the same numbers; see
-`dpoptax._rounding.limits`. A barrier keeps the compiler from merging the turns, which would
+`dpoptax._rounding.part_limits`. A barrier keeps the compiler from merging the turns, which would
 keep all intermediate values. On CPU, XLA removes barriers, but it does not merge the branch of a
 condition that it cannot fold.
 
@@ -33,23 +33,20 @@ from dpoptax._ghost_clipping.backward.use_places import (
     UsePlaces,
     UseTotal,
     check_uses,
-    find_obstacle,
     leaf_of,
 )
 from dpoptax._ghost_clipping.backward.use_runner import BatchFunction, run_uses
 from dpoptax._ghost_clipping.backward.use_sum import UseSum, tau_of_parts
-from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex
-from dpoptax._ghost_clipping.passes.run_passes import recorded_dtype
+from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._losses.program import Block, Program
+from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums, bounds
 from dpoptax._rounding.block_sums import Rounding, WholeBatch
 from dpoptax._rounding.bounds import Piece
-from dpoptax._rounding.limits import (
-    Limits,
+from dpoptax._rounding.part_limits import (
+    PartLimits,
     join_lengths,
     limited_coefficients,
     make_limits,
@@ -84,7 +81,7 @@ def recomputed_sum(
     params = points.points[0]
     leaves, inputs = jax.tree.leaves(params), examples.inputs
     mask, whole = program.loss.separate(examples.mask), examples.whole
-    check_uses(program, points, "`method='recompute'`")
+    check_uses(program, points, "recompute")
     uses = _LimitedUses(
         scaling(clip, points.reference),
         program,
@@ -96,50 +93,20 @@ def recomputed_sum(
     lengths, results = uses.measure(leaves, inputs)
     limits, norms, used = uses.clip_whole(lengths, clip.groups(params), mask)
     statistic = block_sums.sum_statistic(clip, points.reference, norms, used, whole)
+    # Without a barrier, the compiler would see that both turns compute the same operands, and would
+    # keep those of the first.
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
+    # XLA removes barriers on CPU. It cannot know that this number is 1, so it keeps the condition
+    # and does not merge its branch with the first turn.
     (always,) = opaque_integers([1])
     sums = lax.cond(always > 0, lambda: uses.sum(leaves, inputs, limits), uses.places.zeros)
     total = jax.tree.unflatten(jax.tree.structure(params), sums)
     return (total, statistic), program.loss.aux(results)
 
 
-def saves_memory(program: Program, points: GradientPoints, factor_dtype: DTypeLike | None) -> bool:
-    """Returns whether `recomputed_sum` saves a large amount of memory for a single example.
-
-    This is the case if `jax.checkpoint` discards more than `COSTS.discarded_bytes` of the example's
-    operands and cotangents. No parameter may be used twice, so that the result is that of
-    `ghost_clipped_sum` up to rounding.
-    """
-    if _discarded_bytes(program.block, factor_dtype) <= COSTS.discarded_bytes:
-        return False
-    if find_obstacle(program, points) is not None:
-        return False
-    places = UsePlaces(program, jax.tree.leaves(points.points[0]), None)
-    return max(places.added.values()) == 1
-
-
-def _discarded_bytes(
-    block: Block, factor_dtype: DTypeLike | None, checkpointed: bool = False
-) -> int:
-    """Returns the bytes of one example's operands and cotangents inside `jax.checkpoint`."""
-    total = 0
-    for step in block.steps:
-        if step.body is not None:
-            inside = checkpointed or step.scan_id is None
-            total += _discarded_bytes(step.body, factor_dtype, inside)
-        elif step.use is not None and checkpointed:
-            arrays = [step.use.output]
-            if step.use.rule.reads_data:
-                arrays.append(step.operands[step.data].aval)
-            steps = math.prod(length for _, length in step.loops)
-            for x in arrays:
-                total += steps * x.size * recorded_dtype(x.dtype, factor_dtype).itemsize
-    return total
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _LimitedUse(UseSum):
-    """Measures the gradients of one use, or sums them within given `Limits`.
+    """Measures the gradients of one use, or sums them within given `PartLimits`.
 
     While norms are traced, `roundings` collects how one example changes the rounding of each sum.
     """
@@ -150,10 +117,11 @@ class _LimitedUse(UseSum):
         """Returns the lengths of parts, (B,)."""
         found, steps = self.gradients(operand, cotangent), math.prod(n for n, _ in self.use.loops)
         rounding = self.rounding(found)
+        # Each step of the scans has its own sum, and all are parts of one gradient.
         self.roundings[self.use.index] = dataclasses.replace(rounding, own=steps * rounding.own)
         return part_length(found.piece())
 
-    def coefficients(self, piece: Piece, given: Limits, rounding: Rounding) -> jax.Array:
+    def coefficients(self, piece: Piece, given: PartLimits, rounding: Rounding) -> jax.Array:
         return limited_coefficients(given, part_length(piece))
 
 
@@ -242,6 +210,7 @@ class _LimitedUses:
         if not by_leaf:
             return [], jnp.zeros(mask.shape, jnp.float32), mask
         most = max(self.places.added.values())
+        # One piece for each parameter. Parameters share no entry, but the uses of one may.
         found, norms, used = bounds.clip_coefficients(
             self.clip,
             [Piece(join_lengths(own), groups[leaf]) for leaf, own in by_leaf.items()],
@@ -251,9 +220,9 @@ class _LimitedUses:
         )
         coefficients = dict(zip(by_leaf, found, strict=True))
 
-        def limit(leaf: int, steps: tuple[int, ...], length: jax.Array) -> Limits:
+        def limit(leaf: int, steps: tuple[int, ...], length: jax.Array) -> PartLimits:
             limits = make_limits(length, coefficients[leaf])
-            return Limits(*(x.reshape(mask.shape[0], *steps) for x in limits))
+            return PartLimits(*(x.reshape(mask.shape[0], *steps) for x in limits))
 
         parts = zip(self.parts, lengths, strict=True)
         return [limit(*key, length) for key, length in parts], norms, used
@@ -269,6 +238,6 @@ def _formed_norms(gradient: jax.Array) -> jax.Array:
     return _measure_formed(gradient)[1]
 
 
-def _sum_formed(gradient: jax.Array, own: Limits) -> jax.Array:
+def _sum_formed(gradient: jax.Array, own: PartLimits) -> jax.Array:
     gradient, length = _measure_formed(gradient)
     return block_sums.sum_weighted(limited_coefficients(own, length), gradient)

@@ -2,7 +2,7 @@
 
 import jax
 
-from dpoptax._ghost_clipping.passes.run_block import constant_array
+from dpoptax._ghost_clipping.records.run_block import constant_array
 from dpoptax._losses.program import (
     Constant,
     DerivedValue,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.passes.run_block import Arrays, ByIndex, run_block
+from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex, run_block
 from dpoptax._losses.program import (
     Program,
     Step,
@@ -30,7 +30,7 @@ from dpoptax._support.xla import materialize, round_to_dtype
 WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
 
-class PassResult(NamedTuple):
+class PointRecord(NamedTuple):
     """Holds the arrays (B, …) of one pass.
 
     Attributes:
@@ -47,7 +47,7 @@ class PassResult(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Passes:
+class Records:
     """Holds the operands, cotangents and gradients of all gradient points.
 
     Attributes:
@@ -63,8 +63,8 @@ class Passes:
 
     points: GradientPoints
     leaves: list[Arrays]
-    at_points: list[PassResult]
-    tangent: PassResult | None
+    at_points: list[PointRecord]
+    tangent: PointRecord | None
     factor_dtype: DTypeLike | None
     early: bool
 
@@ -87,7 +87,7 @@ class Recording(NamedTuple):
         return recorded_dtype(x.dtype, self.dtype)
 
 
-def run_passes(
+def record_points(
     program: Program,
     points: GradientPoints,
     inputs: Arrays,
@@ -96,11 +96,11 @@ def run_passes(
     formed_uses: Sequence[Use] = (),
     finite: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
     early: bool = False,
-) -> Passes:
+) -> Records:
     """Runs a program forward and backward at all gradient points.
 
     `inputs` are the flattened examples (and keys), each with a leading batch axis. `formed_uses`
-    are the uses whose gradients will be formed; see `run_pass`. `finite` are the uses whose
+    are the uses whose gradients will be formed; see `record_point`. `finite` are the uses whose
     operand, and those whose cotangent, must be finite. With `early`, other numbers are replaced and
     factors are rounded when they are recorded. Otherwise this is done later, since differences of
     rounded numbers would be less exact.
@@ -110,7 +110,7 @@ def run_passes(
     recording = Recording(factor_dtype, *finite) if early else Recording()
 
     run_at = functools.partial(
-        run_pass, program, inputs=inputs, recording=recording, formed_uses=formed_uses
+        record_point, program, inputs=inputs, recording=recording, formed_uses=formed_uses
     )
     first, *others = leaves
     if points.tangent is None:
@@ -118,16 +118,16 @@ def run_passes(
     else:
         # Forward over reverse: the derivatives of operands, cotangents and gradients.
         at_first, tangent = jax.jvp(run_at, (first,), (jax.tree.leaves(points.tangent),))
-    return Passes(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype, early)
+    return Records(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype, early)
 
 
-def run_pass(
+def record_point(
     program: Program,
     leaves: Arrays,
     inputs: Arrays,
     recording: Recording,
     formed_uses: Sequence[Use] = (),
-) -> PassResult:
+) -> PointRecord:
     """Runs a program forward and backward on a batch of examples at one point.
 
     Args:
@@ -156,7 +156,7 @@ def run_pass(
     formed = [use.index for use in formed_uses]
     passing = [{i: arrays.pop(i) for i in formed} for arrays in (operands, cotangents)]
     operands, cotangents, gradients = materialize((operands, cotangents, gradients))
-    return PassResult(outputs, operands | passing[0], cotangents | passing[1], gradients)
+    return PointRecord(outputs, operands | passing[0], cotangents | passing[1], gradients)
 
 
 def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
@@ -232,17 +232,17 @@ def _record(
     return [output + zero], record
 
 
-def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:
+def weighted_pairs(use: Use, records: Records, differences: bool) -> list[WeightedPair]:
     """Returns operands, cotangents and weights whose products sum to a use's gradient.
 
     With `differences`, operands of further points are replaced by their differences from the first
     point. Weights that are large and cancel then multiply small numbers.
     """
-    pairs = pairs_by_point(use, passes)
-    if len(pairs) == 1 and passes.tangent is None:
+    pairs = pairs_by_point(use, records)
+    if len(pairs) == 1 and records.tangent is None:
         return pairs
     # Several points, or a tangent.
-    weights, u = passes.points.weights, use.index
+    weights, u = records.points.weights, use.index
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
     if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
@@ -250,24 +250,24 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
         # Stored, since XLA may round sums of products differently each time.
-        dtype = recorded_dtype(total.dtype, passes.factor_dtype)
+        dtype = recorded_dtype(total.dtype, records.factor_dtype)
         total = materialize(recorded(total, dtype, finite=True))
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
-    if passes.tangent is not None:
+    if records.tangent is not None:
         # By the product rule, the derivatives of cotangent and operand each add a product.
         operand, cotangent, weight = pairs[0]
-        cotangent = materialize(weigh(cotangent, weight) + passes.tangent.cotangents[u])
+        cotangent = materialize(weigh(cotangent, weight) + records.tangent.cotangents[u])
         pairs[0] = (operand, cotangent, 1.0)
         if use.operand_varies and not lookup:
-            pairs.append((passes.tangent.operands[u], cotangents[0], 1.0))
+            pairs.append((records.tangent.operands[u], cotangents[0], 1.0))
     return pairs
 
 
-def pairs_by_point(use: Use, passes: Passes) -> list[WeightedPair]:
+def pairs_by_point(use: Use, records: Records) -> list[WeightedPair]:
     """Returns the operand, cotangent and weight of a use at each point."""
     return [
         (at_point.operands[use.index], at_point.cotangents[use.index], weight)
-        for at_point, weight in zip(passes.at_points, passes.points.weights, strict=True)
+        for at_point, weight in zip(records.at_points, records.points.weights, strict=True)
     ]

@@ -90,6 +90,7 @@ def _choose_formed(
     larger, the gradient is formed for the norm but not kept. With fixed terms it is not formed at
     all.
     """
+    # Forming the gradient of a use gives those of all its parameters, so they are formed together.
     sizes = [p.size for p in program.parameters]
     kept = {leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)}
     for leaf, found in joined.items():
@@ -187,6 +188,7 @@ def _join_uses(
         assert view is not None
         groups, rows, columns = map(view.runs, layout.sides)
         key = (view.offset, groups, rows, columns)
+        # The gradient of a transposed use is Σ columns ⊗ rows, which joins the others as it is.
         mirror = (view.offset, groups, columns, rows)
         swapped = key not in by_layout and mirror in by_layout
         joined = by_layout.setdefault(mirror if swapped else key, [])

@@ -1,11 +1,11 @@
 """Runs a traced program forward and backward at every gradient point.
 
-`run_passes.run_passes` is the entry point. For a dense layer `y = x @ w + b` and a batch of B
+`record_points.record_points` is the entry point. For a dense layer `y = x @ w + b` and a batch of B
 examples, the types are:
 
-- `PassResult`: the arrays of one point. For the use `x @ w`, `operands` holds `x`, (B, R), and
+- `PointRecord`: the arrays of one point. For the use `x @ w`, `operands` holds `x`, (B, R), and
   `cotangents` holds ∂ℓ/∂y, (B, D). For the opaque `b`, `gradients` holds ∂ℓ/∂b, (B, D).
-- `Passes`: the `PassResult` of each point, and the derivatives of one along a tangent.
+- `Records`: the `PointRecord` of each point, and the derivatives of one along a tangent.
 - `WeightedPair`: operand, cotangent and weight. Their products add up to the gradient of a use.
 - `ParameterEvaluator`: computes derived values, such as a normalized `w`, at given parameters.
 """

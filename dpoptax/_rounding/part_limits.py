@@ -24,7 +24,7 @@ from dpoptax._rounding.bounds import (
 from dpoptax._support.xla import materialize
 
 
-class Limits(NamedTuple):
+class PartLimits(NamedTuple):
     """Limits how much one part of each gradient may add to a sum, (B,) each.
 
     Attributes:
@@ -48,7 +48,7 @@ def part_length(piece: Piece) -> jax.Array:
     return jnp.where(is_in_range(norm, absolute), room * jnp.maximum(norm, absolute), jnp.inf)
 
 
-def limited_coefficients(limits: Limits, length: jax.Array) -> jax.Array:
+def limited_coefficients(limits: PartLimits, length: jax.Array) -> jax.Array:
     """Returns w, (B,), such that ‖w G‖ ≤ c · limit and w S ≤ M c · limit.
 
     If G is unchanged since its limits were measured, w is c. If it differs, for example because the
@@ -75,7 +75,7 @@ def join_lengths(parts: list[jax.Array]) -> NormBounds:
     return NormBounds(jnp.square(total) + lost_squares(1), total)
 
 
-def make_limits(length: jax.Array, coefficient: jax.Array) -> Limits:
+def make_limits(length: jax.Array, coefficient: jax.Array) -> PartLimits:
     """Returns a part's limits, (B, steps), from its lengths and the coefficients, (B,)."""
     factor = jnp.broadcast_to(coefficient[:, None], length.shape)
-    return Limits(factor, jnp.where(jnp.isfinite(length), length, 0.0))
+    return PartLimits(factor, jnp.where(jnp.isfinite(length), length, 0.0))
