@@ -30,8 +30,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 from dpoptax._pricing import composition, privacy_losses
 from dpoptax._pricing.checks import is_hashable
 from dpoptax._pricing.events import (
+    CustomDpEvent,
     GroupDpEvent,
-    OwnDpEvent,
     Parts,
     composition_of,
     parts_of,
@@ -200,11 +200,13 @@ def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelatio
 def guessed_epsilon(parts: Parts, delta: float, relation: dpa.NeighboringRelation) -> float:
     """Returns a rough ε by RDP without truncation, as a starting point."""
     plain, _, _ = without_truncation(parts)
-    rare = OwnDpEvent, dp_event.RepeatAndSelectDpEvent
+    rare = CustomDpEvent, dp_event.RepeatAndSelectDpEvent
     if relation is dpa.NeighboringRelation.REPLACE_ONE or any(
         isinstance(e, rare) for e, _ in plain
     ):
-        similar = [(e.similar() if isinstance(e, OwnDpEvent) else e, count) for e, count in plain]
+        similar = [
+            (e.similar() if isinstance(e, CustomDpEvent) else e, count) for e, count in plain
+        ]
         return _rdp_epsilon(tuple(similar), delta, relation, FEW_ORDERS)
     # At integer orders, dp_accounting suffices.
     total = np.zeros(len(FEW_ORDERS))

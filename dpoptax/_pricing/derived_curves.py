@@ -13,8 +13,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 
 from dpoptax._pricing import curves, selection
 from dpoptax._pricing.curves import Curve
+from dpoptax._pricing.custom_events import WorstOfDpEvent
 from dpoptax._pricing.events import GroupDpEvent
-from dpoptax._pricing.own_events import WorstOfDpEvent
 
 # The largest ε whose e^ε is computed, and the number of points of a curve.
 _MOST, _POINTS = 300.0, 400

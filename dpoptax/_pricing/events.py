@@ -106,8 +106,8 @@ class Uncut(NamedTuple):
     only_by_delta: bool = False
 
 
-class OwnDpEvent(dpa.DpEvent):
-    """An event that dp_accounting lacks; see `own_events`."""
+class CustomDpEvent(dpa.DpEvent):
+    """An event that dp_accounting lacks; see `custom_events`."""
 
     def parts(self, count: int) -> Parts:
         """Returns the parts of `count` repetitions."""
@@ -132,7 +132,7 @@ class OwnDpEvent(dpa.DpEvent):
 
 
 @attr.frozen
-class GroupDpEvent(OwnDpEvent):
+class GroupDpEvent(CustomDpEvent):
     """The releases of `event` for neighbors that differ in several records, by group privacy.
 
     Attributes:
@@ -162,7 +162,7 @@ def parts_of(event: Event, count: int = 1) -> Parts:
                 f"only once, got {event.events!r}."
             )
         return tuple(part for each in event.events for part in parts_of(each, count))
-    if isinstance(event, OwnDpEvent):
+    if isinstance(event, CustomDpEvent):
         return event.parts(count)
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         event = attr.evolve(event, event=hashable(event.event))
@@ -209,7 +209,7 @@ def _uncut(event: Event) -> Uncut:
         q, sigma = event.sampling_probability, event.noise_multiplier
         full = full_probability(event.dataset_size, q, event.truncated_batch_size)
         return Uncut(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), q * full)
-    if isinstance(event, OwnDpEvent):
+    if isinstance(event, CustomDpEvent):
         return event.uncut()
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         plain, overflow, only_by_delta = without_truncation(parts_of(event.event))

@@ -7,7 +7,7 @@ import dp_accounting as dpa
 from dp_accounting import DpEvent as Event
 
 from dpoptax._pricing import importance_sampling, monte_carlo, random_allocation
-from dpoptax._pricing.own_events import ParticipationDpEvent
+from dpoptax._pricing.custom_events import ParticipationDpEvent
 
 # The largest ε of the search. Exponentials of larger values might overflow.
 _MOST_DRAWN = 500.0

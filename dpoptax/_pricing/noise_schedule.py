@@ -2,13 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
-from dpoptax._pricing.checks import integer, number
-
-if TYPE_CHECKING:
-    import dp_accounting as dpa
+from dpoptax._pricing.checks import checked_multiplier, integer, number
 
 Phases: TypeAlias = tuple[tuple[int, float], ...]
 """First step and noise multiplier of each phase, from step 0 on, in order."""
@@ -70,9 +67,16 @@ def checked_phases(schedule: Mapping[int, float]) -> Phases:
     return tuple(phases)
 
 
-def least(phases: Phases) -> float:
-    """Returns the least multiplier of all phases."""
-    return min(multiplier for _, multiplier in phases)
+def phases_of(noise_multiplier: float | Mapping[int, float]) -> Phases:
+    """Returns the phases of a schedule, or the only one of a number, after checks."""
+    if isinstance(noise_multiplier, Mapping):
+        return checked_phases(noise_multiplier)
+    return ((0, checked_multiplier(noise_multiplier)),)
+
+
+def least(phases: Phases, steps: int | None = None) -> float:
+    """Returns the least multiplier of all phases, or of those within the first `steps` steps."""
+    return min(sigma for first, sigma in phases if steps is None or first < max(1, steps))
 
 
 def at(phases: Phases, step: int) -> float:
@@ -83,35 +87,3 @@ def at(phases: Phases, step: int) -> float:
 def scaled(phases: Phases, factor: float) -> Phases:
     """Returns the phases with all multipliers multiplied by a factor."""
     return tuple((first, factor * multiplier) for first, multiplier in phases)
-
-
-def parts(phases: Phases, steps: int) -> list[tuple[float, int]]:
-    """Returns the multipliers of the first `steps` steps with their numbers of steps."""
-    ends = [first for first, _ in phases[1:]] + [steps]
-    found = [
-        (multiplier, min(end, steps) - first)
-        for (first, multiplier), end in zip(phases, ends, strict=True)
-    ]
-    return [(multiplier, count) for multiplier, count in found if count > 0]
-
-
-def event_of(
-    event: Callable[[float, int], "dpa.DpEvent"], phases: Phases, steps: int, *, apart: bool
-) -> "dpa.DpEvent":
-    """Returns the event of the first `steps` steps.
-
-    If the steps cannot be priced one by one, it is the event of the least multiplier among them:
-    independent noise added to these releases gives the actual ones.
-
-    Args:
-      event: the event of a multiplier and a number of steps.
-      phases: the multipliers.
-      steps: the number of steps.
-      apart: whether the steps can be priced one by one.
-    """
-    found = parts(phases, steps)
-    if len(found) > 1 and apart:
-        from dp_accounting import ComposedDpEvent  # slow, and not needed by a noise stage
-
-        return ComposedDpEvent([event(*part) for part in found])
-    return event(min((multiplier for multiplier, _ in found), default=phases[0][1]), steps)

@@ -12,7 +12,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 from dpoptax._pricing import sampled_gaussian
 from dpoptax._pricing.events import (
     MULTIPLIERS,
-    OwnDpEvent,
+    CustomDpEvent,
     Parts,
     gaussian_event,
     joint_multiplier,
@@ -37,7 +37,7 @@ def pairs_of(
     for event, count in parts:
         if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
             gaussians.append(event.noise_multiplier / math.sqrt(count))
-        elif _is_sampled_gaussian(event) or isinstance(event, OwnDpEvent):
+        elif _is_sampled_gaussian(event) or isinstance(event, CustomDpEvent):
             pair = loss_of(event, relation, interval)
             pairs[id(pair)] = pair, count + pairs.get(id(pair), (pair, 0))[1]
         else:
@@ -77,7 +77,7 @@ def loss_of(event: Event, relation: dpa.NeighboringRelation, interval: float) ->
         )
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         return _without_replacement(event, relation, interval)
-    if isinstance(event, OwnDpEvent):
+    if isinstance(event, CustomDpEvent):
         return event.pair(relation, interval)
     return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         dataset_size=event.dataset_size,

@@ -10,13 +10,13 @@ from dp_accounting import dp_event, rdp
 from dp_accounting.rdp.rdp_privacy_accountant import _effective_gaussian_noise_multiplier
 
 from dpoptax._pricing import random_allocation, renyi
-from dpoptax._pricing.events import Parts, composition_of, parts_of, without_truncation
-from dpoptax._pricing.own_events import (
+from dpoptax._pricing.custom_events import (
     RandomAllocationDpEvent,
     StatedDpEvent,
     WorstOfDpEvent,
     refused_allocation,
 )
+from dpoptax._pricing.events import Parts, composition_of, parts_of, without_truncation
 
 
 def accountant_of(

@@ -15,15 +15,15 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 from scipy import optimize, special, stats
 
 from dpoptax._pricing import curves
+from dpoptax._pricing.custom_events import cut_event
 from dpoptax._pricing.events import (
+    CustomDpEvent,
     GroupDpEvent,
-    OwnDpEvent,
     composition_of,
     full_probability,
     gaussian_event,
     parts_of,
 )
-from dpoptax._pricing.own_events import cut_event
 
 _ADD_OR_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = dpa.NeighboringRelation.REPLACE_ONE
@@ -34,7 +34,7 @@ _APART = 1e-3
 
 
 @attr.frozen
-class SampledRecordsDpEvent(OwnDpEvent):
+class SampledRecordsDpEvent(CustomDpEvent):
     """A noisy sum over a Poisson sample that may hold several records of one person.
 
     Attributes:
@@ -57,7 +57,7 @@ class SampledRecordsDpEvent(OwnDpEvent):
 
 
 @attr.frozen
-class ReplacedRecordsDpEvent(OwnDpEvent):
+class ReplacedRecordsDpEvent(CustomDpEvent):
     """A noisy sum over a batch of fixed size, in which several records are replaced.
 
     Attributes:

@@ -62,6 +62,11 @@ class Mechanism:
     sampler: str | None = None
 
     @property
+    def phases(self) -> "Phases":
+        """The first release and the σ of each phase, one if σ is constant."""
+        return self.schedule or ((0, self.noise_multiplier),)
+
+    @property
     def checkpoint_key(self) -> str:
         """A versioned text that identifies the release, except for σ and B.
 

@@ -113,8 +113,8 @@ class LedgerReadings(NamedTuple):
     keys: frozenset[str]
 
     @property
-    def ledgers(self) -> list[Ledger]:
-        """The ledgers of all runs."""
+    def stages(self) -> list[Ledger]:
+        """The ledgers of the noise stages of all runs."""
         return [ledger for run in self.runs for ledger in run]
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpoptax._pricing.checks import Accountant as Accountant
-    from dpoptax._pricing.own_events import StatedDpEvent as StatedDpEvent
+    from dpoptax._pricing.custom_events import StatedDpEvent as StatedDpEvent
     from dpoptax._pricing.privacy_event import PrivacyEvent as PrivacyEvent
     from dpoptax._pricing.trade_off_functions import TradeOff as TradeOff
     from dpoptax.accounting import selection as selection
@@ -39,7 +39,7 @@ else:
 
     _FILES = {
         "dpoptax._pricing.checks": ("Accountant",),
-        "dpoptax._pricing.own_events": ("StatedDpEvent",),
+        "dpoptax._pricing.custom_events": ("StatedDpEvent",),
         "dpoptax._pricing.privacy_event": ("PrivacyEvent",),
         "dpoptax._pricing.trade_off_functions": ("TradeOff",),
         ".": ("selection",),

@@ -1,12 +1,12 @@
 """The text of a guarantee for readers without mathematics."""
 
 import decimal
-import fractions
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dpoptax.accounting._statement import FALSE_POSITIVE_RATE, round_up
+from dpoptax._support.rounded import one_in, round_up
+from dpoptax.accounting._statement import FALSE_POSITIVE_RATE
 
 _UNITS = {
     "example": "one example, which is one row of the training data. A person with several rows is "
@@ -142,10 +142,10 @@ def _strength(epsilon: float, delta: float, success: float, noun: str, relation:
     right = min(_ATTACKED, math.ceil(_ATTACKED * success))
     text = (
         f"Two numbers measure it, ε (epsilon) = {round_up(epsilon)} and δ (delta) = "
-        f"{_delta_text(delta)}; smaller is stronger. Whatever somebody concludes from the results, "
+        f"{one_in(delta)}; smaller is stronger. Whatever somebody concludes from the results, "
         f"the chance of this conclusion is at most {_factor(epsilon)} times as large "
         f"{_COMPARED[relation].format(noun)}, and the other way round, plus at most "
-        f"{_delta_text(delta)}.\n\n"
+        f"{one_in(delta)}.\n\n"
         "For example, an attacker knows all other data, may use any method, and wants to find "
         f"{plural} that were {inside}. Of {_ATTACKED:,} that were {outside}, the attacker wrongly "
         f"names {wrong} on average. Then of {_ATTACKED:,} that were {inside}, the attacker names "
@@ -160,10 +160,6 @@ def _factor(epsilon: float) -> str:
     if epsilon < 100:
         return f"{decimal.Decimal(round_up(math.exp(epsilon))):,f}"
     return f"10^{math.ceil(epsilon / math.log(10))}"
-
-
-def _delta_text(delta: float) -> str:
-    return f"1 in {int(1 / fractions.Fraction(repr(float(delta)))):,}"
 
 
 def _secrets(releases: Sequence[Mapping[str, Any]], *, trained: bool) -> str:

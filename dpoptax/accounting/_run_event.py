@@ -1,25 +1,29 @@
 """Events of runs: planned, or read from the ledgers of an optimizer state."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import dp_accounting as dpa
 
-from dpoptax._pricing.checks import ADD_OR_REMOVE, checked_multiplier, number
-from dpoptax._pricing.events import poisson_event
+from dpoptax._pricing import noise_schedule
+from dpoptax._pricing.checks import ADD_OR_REMOVE, number
+from dpoptax._pricing.events import joint_multiplier, poisson_event
 from dpoptax._pricing.privacy_event import PrivacyEvent, composed
 from dpoptax._support.fingerprints import seed_fingerprint
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
     from dpoptax._release.ledger import Mechanism
-    from dpoptax._release.read_ledger import LedgerReadings
+    from dpoptax._release.read_ledger import Ledger, LedgerReadings
     from dpoptax.matrix._participation import Participation
     from dpoptax.sampling._base import Sampler
 
 Sampling: TypeAlias = "Sampler | Participation | PoissonRate"
 """What prices draws: a sampler, also with a strategy, or only a sampling probability."""
+
+Stage: TypeAlias = tuple[int, "Phases"]
+"""The number of releases of a noise stage, and its multipliers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +46,6 @@ class PoissonRate:
     def describe(self) -> dict[str, object]:
         """Returns the sampling as JSON values."""
         return {"sampling_probability": self.sampling_probability}
-
-
-def checked_noise(noise_multiplier: float | Mapping[int, float]) -> "float | Phases":
-    """Returns a noise multiplier, or the phases of a schedule, after checks."""
-    if isinstance(noise_multiplier, Mapping):
-        from dpoptax._pricing.noise_schedule import checked_phases
-
-        return checked_phases(noise_multiplier)
-    return checked_multiplier(noise_multiplier)
 
 
 def check_sampler(sampler: object) -> None:
@@ -85,20 +80,42 @@ def sampling_of(
 
 
 def event_of(
-    sampling: Sampling,
-    noise: "float | Phases",
-    steps: int,
-    others: Sequence[PrivacyEvent] = (),
-) -> PrivacyEvent:
-    """Returns the event of the first `steps` noisy sums of a run, and of other releases."""
-    if isinstance(noise, tuple):
-        from dpoptax._pricing import noise_schedule
+    sampling: Sampling, stages: Sequence[Stage], *, same_batches: bool = True
+) -> dpa.DpEvent:
+    """Returns the event of the first releases of noise stages, one for a planned run.
 
-        apart = sampling.independent_steps
-        priced = noise_schedule.event_of(sampling.dp_event, noise, steps, apart=apart)
-    else:
-        priced = sampling.dp_event(noise, steps)
-    return run_event(priced, sampling, others)
+    Stages that share batches are one Gaussian release for each batch, between the steps where one
+    ends or changes its noise. If the steps of the sampler depend on each other, it is the event of
+    the least multiplier among the steps taken: independent noise added to these releases gives the
+    actual ones, also if stages took turns and a record met only the one with the least noise.
+    """
+    if sampling.independent_steps:
+        groups = [stages] if same_batches else [[stage] for stage in stages]
+        events = [event for group in groups for event in _events_between_changes(sampling, group)]
+        return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
+    counts = [count for count, _ in stages]
+    if same_batches and len(set(counts)) > 1:
+        raise ValueError(
+            "`opt_state` holds noise stages with different numbers of releases, and the steps "
+            f"of a {type(sampling).__name__} depend on each other, so no ε is known. Use one "
+            "noise stage, update all of them in every step, or draw with PoissonSampler."
+        )
+    least = min(noise_schedule.least(phases, count) for count, phases in stages)
+    if not same_batches:
+        return sampling.dp_event(least, sum(counts))
+    return sampling.dp_event(joint_multiplier([least] * len(stages)), counts[0])
+
+
+def _events_between_changes(sampling: Sampling, stages: Sequence[Stage]) -> list[dpa.DpEvent]:
+    """Returns the events of stages with the same batches, between changes of their noise."""
+    ends = {count for count, _ in stages}
+    ends |= {first for count, phases in stages for first, _ in phases if 0 < first < count}
+    events, before = [], 0
+    for last in sorted(ends):
+        active = [noise_schedule.at(phases, before) for count, phases in stages if count >= last]
+        events.append(sampling.dp_event(joint_multiplier(active), last - before))
+        before = last
+    return events
 
 
 def run_event(
@@ -108,12 +125,17 @@ def run_event(
     keys: frozenset[str] = frozenset(),
 ) -> PrivacyEvent:
     """Returns the event of a run with the fingerprints of its seed and keys, and of others."""
-    seed = sampling.seed
-    seeds = frozenset() if seed is None else frozenset([seed_fingerprint(seed)])
-    own = PrivacyEvent(
-        priced, seeds, keys, sampling.unit, sampling.neighboring_relation, sampling.owners
-    )
+    drawn = sampler_of(sampling)
+    seeds = frozenset() if drawn.seed is None else frozenset([seed_fingerprint(drawn.seed)])
+    own = PrivacyEvent(priced, seeds, keys, drawn.unit, drawn.neighboring_relation, drawn.owners)
     return composed(own, others)
+
+
+def sampler_of(sampling: Sampling) -> "Sampler | PoissonRate":
+    """Returns the sampler without a strategy."""
+    if getattr(sampling, "strategy", None) is None:
+        return cast("Sampler | PoissonRate", sampling)
+    return cast("Participation", sampling).sampler
 
 
 def drawing_sampler(sampler: "Sampler | Participation", readings: "LedgerReadings") -> "Sampler":
@@ -125,16 +147,14 @@ def drawing_sampler(sampler: "Sampler | Participation", readings: "LedgerReading
     """
     check_sampler(sampler)
     strategy = getattr(sampler, "strategy", None)
-    if strategy is None:
-        return cast("Sampler", sampler)
-    strategies = {ledger.mechanism.strategy for ledger in readings.ledgers}
-    if strategies != {strategy}:
+    strategies = {ledger.mechanism.strategy for ledger in readings.stages}
+    if strategy is not None and strategies != {strategy}:
         raise ValueError(
             f"`sampler` must have the strategy of the noise stage, {[*strategies]}, got "
             f"{strategy}. Pass the sampler that drew the batches; the ledgers hold the "
             "strategy."
         )
-    return cast("Participation", sampler).sampler
+    return cast("Sampler", sampler_of(sampler))
 
 
 def spent_event(
@@ -152,18 +172,54 @@ def spent_event(
       sampler: from `drawing_sampler`.
       same_batches: as for `guarantee`.
       noise: a factor on all noise multipliers, to price the run with other noise.
-      most: if given, only this many first releases of each ledger count.
+      most: if given, only this many first releases of each stage count.
     """
-    ledgers = readings.ledgers
-    for ledger in ledgers:
-        _check(ledger.mechanism, sampler)
-    mechanism = ledgers[0].mechanism
-    if readings.ensemble or len(ledgers) > 1 or mechanism.schedule or mechanism.strategy:
-        from dpoptax.accounting._joint_releases import joint_event
+    for stage in readings.stages:
+        _check(stage.mechanism, sampler)
 
-        return joint_event(readings, sampler, same_batches=same_batches, noise=noise, most=most)
-    releases = ledgers[0].releases if most is None else min(ledgers[0].releases, most)
-    return sampler.dp_event(noise * mechanism.noise_multiplier, releases)
+    def stage_of(ledger: "Ledger") -> Stage:
+        phases = noise_schedule.scaled(ledger.mechanism.phases, noise)
+        if not sampler.independent_steps:  # the least multiplier of the whole schedule is priced
+            phases = ((0, noise_schedule.least(phases)),)
+        return ledger.releases if most is None else min(ledger.releases, most), phases
+
+    def event(ledgers: "Sequence[Ledger]", *, same_batches: bool = True) -> dpa.DpEvent:
+        stages = list(map(stage_of, ledgers))
+        return event_of(_sampling(ledgers, sampler), stages, same_batches=same_batches)
+
+    if not readings.ensemble:
+        return event(readings.stages, same_batches=same_batches is not False)
+    if same_batches is None:
+        raise ValueError(
+            "`same_batches` must be True or False for the state of an ensemble, got None. Pass "
+            "True if the runs shared the batch of every step, and False if each run drew its own."
+        )
+    if same_batches:
+        return event(readings.stages)
+    if sampler.seed is not None:
+        raise ValueError(
+            "`same_batches` must be True for an ensemble whose sampler has a seed: with one seed, "
+            "its runs drew equal batches, which costs more than independent ones. If each run drew "
+            "with a seed of its own, pass the sampler without one: "
+            "dataclasses.replace(sampler, seed=None)."
+        )
+    return dpa.ComposedDpEvent([event(run) for run in readings.runs])
+
+
+def _sampling(ledgers: "Sequence[Ledger]", sampler: "Sampler") -> Sampling:
+    """Returns the sampler with the strategy of the ledgers, if they have one."""
+    strategies = [s for ledger in ledgers if (s := ledger.mechanism.strategy)]
+    if not strategies:
+        return sampler
+    if len(ledgers) > 1:
+        raise ValueError(
+            f"`opt_state` holds {len(ledgers)} noise stages, one of them with correlated noise. No "
+            "ε is known for them together; remove one."
+        )
+    sampling = strategies[0].under(sampler)
+    if ledgers[0].mechanism.fixed_point:
+        sampling.check_fixed_point()
+    return sampling
 
 
 def _check(mechanism: "Mechanism", sampler: "Sampler") -> None:

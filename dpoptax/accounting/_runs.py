@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dpoptax._pricing.checks import Accountant, check_delta, integer
+from dpoptax._pricing.noise_schedule import phases_of
 from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
 from dpoptax.accounting._guarantee import Guarantee, NoisyReleases
 from dpoptax.accounting._run_event import (
     Sampling,
-    checked_noise,
     drawing_sampler,
     event_of,
     run_event,
+    sampler_of,
     sampling_of,
     spent_event,
 )
@@ -97,9 +98,9 @@ def guarantee(
         return run_event(spent, sampler, others, readings.keys)
 
     priced = event()
-    ledgers = readings.ledgers
-    in_turns = same_batches is False and len(ledgers) > 1 and not readings.ensemble
-    releases, after = tuple(map(_noisy_releases, ledgers)), None if in_turns else event
+    stages = readings.stages
+    in_turns = same_batches is False and len(stages) > 1 and not readings.ensemble
+    releases, after = tuple(map(_noisy_releases, stages)), None if in_turns else event
     return _guarantee(sampler, delta, accountant, releases, others, priced, after)
 
 
@@ -142,14 +143,13 @@ def planned_guarantee(
     """
     others = other_events(also)
     sampling = sampling_of(sampling_probability, sampler)
-    noise = checked_noise(noise_multiplier)
+    phases = phases_of(noise_multiplier)
     steps = integer("steps", steps, 0, "count the noisy releases")
-    phases = noise if isinstance(noise, tuple) else ((0, noise),)
     strategy = getattr(sampler, "strategy", None)
     releases = (NoisyReleases(steps, phases, strategy and repr(strategy)),)
 
     def event(count: int) -> PrivacyEvent:
-        return event_of(sampling, noise, count, others)
+        return run_event(event_of(sampling, [(count, phases)]), sampling, others)
 
     return _guarantee(sampling, delta, accountant, releases, others, event(steps), event)
 
@@ -164,16 +164,17 @@ def _guarantee(
     event_after: Callable[[int], PrivacyEvent] | None,
 ) -> Guarantee:
     """Returns the guarantee of an event, at a checked δ."""
-    size = sampling.dataset_size
+    sampler = sampler_of(sampling)
+    size = sampler.dataset_size
     if delta is None:
         delta = 1e-5 if size is None else min(1e-5, 10.0 ** -len(str(size)))
     check_delta(delta, size)
     return Guarantee(
         event,
-        sampling.neighboring_relation,
+        sampler.neighboring_relation,
         accountant,
-        sampling.unit or "example",
-        sampling.describe(),
+        sampler.unit or "example",
+        sampler.describe(),
         releases,
         len(others),
         delta,
@@ -185,7 +186,7 @@ def _noisy_releases(ledger: "Ledger") -> NoisyReleases:
     mechanism = ledger.mechanism
     return NoisyReleases(
         number=ledger.releases,
-        phases=mechanism.schedule or ((0, mechanism.noise_multiplier),),
+        phases=mechanism.phases,
         strategy=None if mechanism.strategy is None else repr(mechanism.strategy),
         fixed_point=mechanism.fixed_point,
         generator=ledger.generator,

@@ -1,10 +1,11 @@
 """The text of a guarantee: its claim and all of its terms."""
 
-import decimal
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from dpoptax._support.rounded import delta_text, round_up
 
 FALSE_POSITIVE_RATE = 0.01
 BLANK = "__________"
@@ -63,7 +64,7 @@ def claim_text(epsilon: float, delta: float, unit: str, relation: str, records: 
     neighbors = _NEIGHBORS[relation].format(_UNITS[unit])
     if records > 1:
         neighbors = _NEIGHBORS_OF_SEVERAL[relation].format(records, _UNITS_OF_SEVERAL[unit])
-    rounded = _six_digits(delta, decimal.ROUND_CEILING)
+    rounded = delta_text(delta, 6)
     if not math.isfinite(epsilon):
         return f"not private: no ε holds at δ = {rounded} for {neighbors}"
     return f"({round_up(epsilon)}, {rounded})-differentially private for {neighbors}"
@@ -89,7 +90,7 @@ def _release(stage: Mapping[str, Any]) -> str:
 
 def multipliers_text(phases: Sequence[tuple[int, float]]) -> str:
     """Returns the noise multiplier, or those of a schedule by their first steps."""
-    values = [_six_digits(sigma, decimal.ROUND_FLOOR) for _, sigma in phases]
+    values = [delta_text(sigma, 6, lower=True) for _, sigma in phases]
     if len(phases) == 1:
         return f"multiplier {values[0]}"
     texts = [
@@ -138,18 +139,3 @@ def _arithmetic(stages: Sequence[Mapping[str, Any]]) -> str:
     if kinds == {True}:
         return "for every bit of a release"
     return "for real numbers, not for the last bits of a release"
-
-
-def _six_digits(value: float, rounding: str) -> str:
-    with decimal.localcontext(prec=6, rounding=rounding):
-        return f"{float(+decimal.Decimal(repr(float(value)))):g}"
-
-
-def round_up(value: float, digits: int = 3) -> str:
-    """Formats a number of at least 0 with the given number of digits, rounded up."""
-    exact = decimal.Decimal(repr(float(value)))
-    if not exact.is_finite() or not exact:
-        return f"{value:g}"
-    unit = decimal.Decimal(1).scaleb(exact.adjusted() + 1 - digits)
-    rounded = exact.quantize(min(unit, decimal.Decimal(1)), rounding=decimal.ROUND_CEILING)
-    return f"{rounded.normalize():f}"

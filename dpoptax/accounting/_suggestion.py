@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpoptax._pricing.checks import Accountant, integer, number
 from dpoptax._support.figures import new_figure
+from dpoptax._support.rounded import epsilon_text
 from dpoptax.accounting._calibration import calibrate
 from dpoptax.sampling import PoissonSampler
 
@@ -92,7 +93,7 @@ class PlanSuggestion:
                     f"{option.steps * option.batch_size / self.dataset_size:.4g}",
                     f"{option.noise_multiplier:.4g}",
                     f"{option.noise_batch_ratio:.3g}",
-                    f"{math.ceil(1000 * option.excess) / 10:.1f} %",
+                    f"{epsilon_text(100 * option.excess, 1)} %",
                 )
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -19,8 +19,8 @@ import numpy as np
 from dp_accounting import dp_event
 from scipy import stats
 
+from dpoptax._pricing.custom_events import WorstOfDpEvent as _WorstOfDpEvent
 from dpoptax._pricing.events import hashable as _hashable
-from dpoptax._pricing.own_events import WorstOfDpEvent as _WorstOfDpEvent
 from dpoptax._pricing.privacy_event import (
     Composable,
     PrivacyEvent,

@@ -45,3 +45,7 @@ __all__ = [
     "gaussian_trade_off", "guesses_about", "leaf_projections", "linear_loss", "membership_report",
     "p_value_dp", "p_value_fdp", "searched_canary", "trade_off_curve", "worst_example",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -137,7 +137,7 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
 
     def with_noise(less: float) -> Guarantee:
         event = spent_event(readings, drawn, same_batches=same_batches, noise=1 / less)
-        return Guarantee(event, sampler.neighboring_relation)
+        return Guarantee(event, drawn.neighboring_relation)
 
     @functools.cache
     def priced(less: float) -> TradeOff:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax._support.figures import new_figure
+from dpoptax._support.rounded import epsilon_text
 from dpoptax.accounting import Guarantee
 from dpoptax.auditing._error_curves import CanaryScores, TradeOffCurve, clopper_pearson
 
@@ -130,7 +131,7 @@ class MembershipReport:
         limits, bounds = self.true_positive_bounds, self.claimed_bounds
         rows = [("FPR", "TPR", "limits of TPR", "bound")]
         for i, rate in enumerate(self.false_positive_rates):
-            bound = "none" if bounds is None else _percent(np.ceil(1e5 * bounds[i]) / 1e5)
+            bound = "none" if bounds is None else f"{epsilon_text(100 * bounds[i], 2)} %"
             between = f"{_percent(limits[0, i])} to {_percent(limits[1, i])}"
             rows.append(
                 (f"{100 * rate:g} %", _percent(self.true_positive_rates[i]), between, bound)

@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 
-import numpy as np
-
 from dpoptax._pricing.trade_off_functions import TradeOff
+from dpoptax._support.rounded import epsilon_text
 from dpoptax.auditing._error_curves import CanaryScores, TradeOffCurve
 from dpoptax.auditing._families import Family, approximate_family
 from dpoptax.auditing._one_run import OneRunGuesses
@@ -112,11 +111,10 @@ class AuditResult:
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"
-        # Rounded in the directions in which they hold.
-        most = np.ceil(1e3 * self.claimed_epsilon) / 1e3
-        least = np.floor(1e3 * self.epsilon_lower_bound) / 1e3
+        claimed = epsilon_text(self.claimed_epsilon)
+        proved = epsilon_text(self.epsilon_lower_bound, lower=True)
         return (
-            f"claimed ε = {most:.3f}, audited ε ≥ {least:.3f} "
+            f"claimed ε = {claimed}, audited ε ≥ {proved} "
             f"at δ = {self.delta:g} with {100 * self.confidence:g} % confidence "
             f"({self.threat_model}, {self.attack}, {self.trials} trials): {verdict}"
         )

@@ -16,3 +16,7 @@ __all__ = [
     "HypersphericalClip", "adam_bc", "adaptive_clip", "adaptive_fir", "adaptive_gaussian_noise",
     "geodp", "hyperspherical_clip", "inner_outer", "psac_clip",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpoptax.matrix._jax_privacy import jax_privacy_module
 from dpoptax.matrix._participation import Strategy
-from dpoptax.matrix._strategies import checked_coefficients, stable_key
+from dpoptax.matrix._strategies import checked_coefficients, jax_privacy_module, stable_key
 
 if TYPE_CHECKING:
     import jax

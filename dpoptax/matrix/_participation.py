@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from dpoptax._pricing import participation_chains
-from dpoptax._pricing.checks import Unit
 from dpoptax.sampling._base import Sampler
 from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
@@ -118,40 +117,6 @@ class Participation:
         return _takes_turns(sampler) and sampler.participation_probability == 1
 
     @property
-    def dataset_size(self) -> int:
-        """N, the number of records that the sampler draws from."""
-        return self.sampler.dataset_size
-
-    @property
-    def batch_size(self) -> int:
-        """B, the expected number of examples in one of the sampler's batches."""
-        return self.sampler.batch_size
-
-    @property
-    def neighboring_relation(self) -> str:
-        """The neighboring relation of the sampler."""
-        return self.sampler.neighboring_relation
-
-    @property
-    def seed(self) -> int | bytes | None:
-        """The secret seed of the sampler."""
-        return self.sampler.seed
-
-    @property
-    def unit(self) -> Unit:
-        """The unit of the sampler."""
-        return self.sampler.unit
-
-    @property
-    def owners(self) -> str | None:
-        """The owners of the sampler."""
-        return self.sampler.owners
-
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values."""
-        return self.sampler.describe()
-
-    @property
     def independent_steps(self) -> bool:
         """False, since the noise of different steps is correlated."""
         return False
@@ -181,9 +146,9 @@ class Participation:
           ValueError: the column has other entries.
         """
         if isinstance(self.sampler, ChainSampler):
-            from dpoptax._pricing import own_events
+            from dpoptax._pricing import custom_events
 
-            column = own_events.shortest(self.strategy.column(steps).tolist())
+            column = custom_events.shortest(self.strategy.column(steps).tolist())
             return participation_chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         entries = np.asarray(self.strategy.column(steps), np.float64)
         if np.any(entries < 0) or np.any(np.diff(entries) > 0):
@@ -199,7 +164,7 @@ class Participation:
         """Returns the event of `steps` sums with correlated noise."""
         import dp_accounting as dpa
 
-        from dpoptax._pricing import events, own_events
+        from dpoptax._pricing import custom_events, events
 
         if self.strategy.bands == 1 or self._amplified:
             return self.sampler.dp_event(noise_multiplier, steps)
@@ -211,12 +176,12 @@ class Participation:
         if not isinstance(self.sampler, ChainSampler):
             return unamplified
         run: dict[str, Any] = {
-            "column": own_events.shortest(self.strategy.column(steps).tolist()),
+            "column": custom_events.shortest(self.strategy.column(steps).tolist()),
             "chain": self.sampler.chain,
             "overflow": self.sampler.full_probability,
         }
-        amplified = own_events.banded_allocation_event(noise_multiplier, steps, **run)
-        return own_events.participation_event(
+        amplified = custom_events.banded_allocation_event(noise_multiplier, steps, **run)
+        return custom_events.participation_event(
             noise_multiplier, steps, **run, bound=amplified or unamplified
         )
 

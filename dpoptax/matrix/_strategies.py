@@ -1,12 +1,13 @@
 """Strategies of correlated noise: lower-triangular Toeplitz matrices."""
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpoptax.matrix._jax_privacy import jax_privacy_module
 from dpoptax.matrix._participation import Strategy
 
 if TYPE_CHECKING:
@@ -253,6 +254,21 @@ def optimal_buffered_toeplitz(
             max_buffers=max_buffers,
         )
         return BufferedToeplitz(_floats(found.buf_decay), _floats(found.output_scale), steps)
+
+
+def jax_privacy_module(name: str) -> ModuleType:
+    """Returns a module of jax_privacy.
+
+    Raises:
+      ImportError: jax_privacy, a dependency of `dpoptax[matrix]`, is not installed.
+    """
+    try:
+        return importlib.import_module(f"jax_privacy.{name}")
+    except ImportError as error:
+        raise ImportError(
+            "Correlated noise needs jax_privacy, which is not installed. Run "
+            "`pip install 'dpoptax[matrix]'`."
+        ) from error
 
 
 def stable_key(name: str, *parameters: float) -> str:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._support.hosts import check_same_on_hosts as check_same_on_hosts
     from dpoptax._support.hosts import differing as differing
     from dpoptax._support.hosts import shared_bytes as shared_bytes
+    from dpoptax._support.rounded import delta_text as delta_text
+    from dpoptax._support.rounded import epsilon_text as epsilon_text
+    from dpoptax.runs._batches import draw as draw
+    from dpoptax.runs._batches import read_batch as read_batch
     from dpoptax.runs._identity import Hidden as Hidden
     from dpoptax.runs._identity import RunIdentity as RunIdentity
     from dpoptax.runs._identity import data_of as data_of
@@ -36,6 +40,7 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
+            "._batches": ("draw", "read_batch"),
             "._private_run": (
                 "PrivateRun",
                 "noise_key_of",
@@ -58,6 +63,7 @@ else:
                 "differing",
                 "shared_bytes",
             ),
+            ".._support.rounded": ("delta_text", "epsilon_text"),
             ".._random.keys": ("key_of_words", "words_of"),
         },
     )

@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpoptax.users import UserTable
 
 T = TypeVar("T")
+Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 
 
 class Batch(NamedTuple):
@@ -84,16 +85,30 @@ def example_loader(
     rows_of = functools.partial(_rows, data)
 
     def load(step: int) -> Batch:
-        if users is None:
-            ids, mask = sampler.sample(step)
-            examples, (mask, ids) = read_sharded(rows_of, ids, (mask, ids), sharding)
-            return Batch(step, examples, mask, ids)
-        drawn = users.sample(sampler, step)
-        others = drawn.records_mask, drawn.mask, drawn.users
-        records, (known, mask, ids) = read_sharded(rows_of, drawn.records, others, sharding)
-        return Batch(step, (records, known), mask, ids)
+        return Batch(step, *read_batch(rows_of, draw(sampler, users, step), sharding))
 
     return load
+
+
+def draw(sampler: "Sampler", users: "UserTable | None", step: int) -> Drawn:
+    """Returns the rows that a step draws from the data, the mask, the ids, and `known`.
+
+    Rows are (B,), or (B, R) for the records of users, and `known` is the mask of these records.
+    """
+    if users is None:
+        rows, mask = sampler.sample(step)
+        return rows, mask, rows, None
+    drawn = users.sample(sampler, step)
+    return drawn.records, drawn.mask, drawn.users, drawn.records_mask
+
+
+def read_batch(
+    read: Callable[[np.ndarray], PyTree], drawn: Drawn, sharding: NamedSharding | None
+) -> tuple[PyTree, Any, Any]:
+    """Returns the examples of a `Batch`, its mask and its ids; see `read_sharded`."""
+    rows, *others = drawn
+    examples, (mask, ids, known) = read_sharded(read, rows, others, sharding)
+    return examples if known is None else (examples, known), mask, ids
 
 
 def read_sharded(

@@ -263,7 +263,7 @@ class PrivateRun:
                 "of several. Ask the run that made it, `plan.continue_run(opt_state)`, or "
                 "`dpoptax.accounting.guarantee` for several noise stages."
             )
-        released = readings.ledgers[0].releases
+        released = readings.stages[0].releases
         if not self.step - self._in_use <= released <= self.step:
             raise ValueError(
                 f"`opt_state` counts {released:,} releases, but the run has handed out "
@@ -332,7 +332,7 @@ def continued(plan: "PlanTerms", opt_state: "PyTree") -> PrivateRun:
       ValueError: the state holds another number of noise stages than one, or its noise is not that
         of the plan.
     """
-    ledger, *others = read_ledgers(opt_state).ledgers
+    ledger, *others = read_ledgers(opt_state).stages
     if others:
         raise ValueError(
             f"`opt_state` must have one noise stage, got {1 + len(others)}. Use `gaussian_noise` "
@@ -340,7 +340,7 @@ def continued(plan: "PlanTerms", opt_state: "PyTree") -> PrivateRun:
         )
     key, found = noise_key_of(opt_state), ledger.mechanism
     clip = getattr(found, "sensitivity", None)  # correlated noise in fixed point has one
-    planned = read_ledgers(noise_stage(plan, key, clip).init(jnp.zeros(1))).ledgers[0].mechanism
+    planned = read_ledgers(noise_stage(plan, key, clip).init(jnp.zeros(1))).stages[0].mechanism
     if found != planned:
         raise ValueError(
             f"`opt_state` must have the noise of the plan, {planned}, got {found}. Pass the plan "

@@ -126,18 +126,17 @@ class RandomAllocationSampler(ChainSampler):
         return self._pad(drawn, self._draws(step))
 
     def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with k, T and the probability of a cut."""
+        """Returns the sampling as JSON values, with k and T."""
         return {
             **super().describe(),
             "participations": self.participations,
             "period": self.period,
-            "overflow_probability": self.overflow_probability,
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import own_events
+        from dpoptax._pricing import custom_events
 
-        return own_events.allocation_event(
+        return custom_events.allocation_event(
             noise_multiplier,
             steps,
             period=self.period,

@@ -240,7 +240,7 @@ class CutSampler(Sampler):
     size.
     """
 
-    max_batch_size: int | None
+    max_batch_size: int | None = None  # a class that offers the option makes it a field
     _overflow: ClassVar[float] = OVERFLOW_PROBABILITY
 
     def __post_init__(self) -> None:
@@ -260,27 +260,33 @@ class CutSampler(Sampler):
         object.__setattr__(self, "max_batch_size", largest)
 
     @property
+    def _rates(self) -> tuple[int, float]:
+        """The number of records that a step may draw, and their mean probability.
+
+        With several probabilities, the size of a draw has a smaller tail above its mean than the
+        binomial with their mean (Hoeffding, 1956).
+        """
+        return self.dataset_size, self.sampling_probability
+
+    @property
     def padded_size(self) -> int:
         """The length of every sample: the size of the largest draw, or more if that is B.
 
         If the mask of a draw is not used, padding counts as examples. The noise stage detects this
         by the number of rows, so a padded draw never has exactly B rows.
         """
-        padded = self._largest == self.batch_size < self.dataset_size
+        padded = self._largest == self.batch_size < self._rates[0]
         return self._largest + self.multiple_of if padded else self._largest
 
     @property
     def _largest(self) -> int:
         """The size to which larger draws are cut."""
-        rates = self.dataset_size, self.sampling_probability
-        return self._padded(self.max_batch_size or largest_draw(*rates, self._overflow))
+        return self._padded(self.max_batch_size or largest_draw(*self._rates, self._overflow))
 
     @property
     def overflow_probability(self) -> float:
         """The probability that a step's draw is cut."""
-        from scipy import stats
-
-        return float(stats.binom.sf(self._largest, self.dataset_size, self.sampling_probability))
+        return self._at_least(self._largest + 1)
 
     @property
     def full_probability(self) -> float:
@@ -288,10 +294,13 @@ class CutSampler(Sampler):
 
         It is 0 if the largest batch holds all records, so that no draw can be cut.
         """
-        if self._largest >= self.dataset_size:
-            return 0.0
-        from scipy import stats
+        return 0.0 if self._largest >= self._rates[0] else self._at_least(self._largest)
 
-        return float(
-            stats.binom.sf(self._largest - 1, self.dataset_size, self.sampling_probability)
-        )
+    def _at_least(self, number: int) -> float:
+        from dpoptax._pricing import events  # drawing does not need it
+
+        return events.full_probability(*self._rates, number)
+
+    def describe(self) -> dict[str, object]:
+        """Returns the sampling as JSON values, with the probability of a cut per step."""
+        return {**super().describe(), "overflow_probability": self.overflow_probability}

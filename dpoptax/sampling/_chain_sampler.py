@@ -33,9 +33,9 @@ class ChainSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of the first `steps` noisy sums, with cuts of batches."""
-        from dpoptax._pricing import own_events
+        from dpoptax._pricing import custom_events
 
-        return own_events.participation_event(
+        return custom_events.participation_event(
             noise_multiplier,
             steps,
             column=(1.0,),

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dpoptax._pricing.checks import integer
-from dpoptax.sampling._base import Sample, Sampler, checked_step
-from dpoptax.sampling._draws import largest_draw
+from dpoptax.sampling._base import CutSampler, Sample, checked_step
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
 
 @dataclass(frozen=True, kw_only=True)
-class CyclicPoissonSampler(Sampler):
+class CyclicPoissonSampler(CutSampler):
     """Draws Poisson samples from `cycle_length` groups of records that take turns.
 
     A keyed permutation assigns the records to groups of g = ⌊N/cycle_length⌋. Step t draws each
@@ -72,16 +71,14 @@ class CyclicPoissonSampler(Sampler):
         return self.cycle_length == 1
 
     @property
-    def padded_size(self) -> int:
-        """The length of every sample, and the size that larger draws are cut to."""
-        return self._padded(largest_draw(self.group_size, self.participation_probability))
+    def _rates(self) -> tuple[int, float]:
+        return self.group_size, self.participation_probability
 
     def sample(self, step: int) -> Sample:
         """Returns the records of a step, drawn from the group whose turn it is."""
         step = checked_step(step)
         draws = self._draws(step)
-        rates = self.group_size, self.participation_probability
-        drawn = draws.by_chance(*rates, self.padded_size)
+        drawn = draws.by_chance(*self._rates, self._largest)
         first = (step % self.cycle_length) * self.group_size
         # The keys of steps have one number, so this key is different from all of them.
         order = self._draws(0, 0)
@@ -96,7 +93,7 @@ class CyclicPoissonSampler(Sampler):
             math.ceil(steps / self.cycle_length),
             size=self.group_size,
             probability=self.participation_probability,
-            cut_to=self.padded_size,
+            cut_to=self._largest,
         )
 
     def describe(self) -> dict[str, object]:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpoptax._pricing.checks import integer, number
-from dpoptax.sampling._base import Sample, Sampler, checked_step
-from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY, largest_draw
+from dpoptax.sampling._base import CutSampler, Sample, checked_step
+from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedPoissonSampler(Sampler):
+class GroupedPoissonSampler(CutSampler):
     """Draws each record independently, with a probability that depends on its group.
 
         p_g = w_g B / Σ_h w_h N_h,   for every record of group g
@@ -48,6 +48,7 @@ class GroupedPoissonSampler(Sampler):
     weights: Sequence[float] = ()
 
     neighboring_relation: ClassVar[str] = "add-or-remove-one"
+    _overflow = RARE_OVERFLOW_PROBABILITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,25 +79,6 @@ class GroupedPoissonSampler(Sampler):
         exact = (weight * scale for weight in self.weights)
         return tuple(1.0 if 1 < p < 1 + 1e-12 else p for p in exact)  # undo rounding
 
-    @property
-    def padded_size(self) -> int:
-        """The length of every sample, and the size that larger draws are cut to."""
-        # Above the mean, the size of a draw with several probabilities has a smaller tail than the
-        # binomial with their mean (Hoeffding, 1956).
-        size, probability = self.dataset_size, self.sampling_probability
-        largest = largest_draw(size, probability, RARE_OVERFLOW_PROBABILITY)
-        return self._padded(min(max(largest, self.batch_size + 1), size))
-
-    @property
-    def full_probability(self) -> float:
-        """A bound on the probability that other records fill a step's batch."""
-        from scipy import stats
-
-        if self.padded_size >= self.dataset_size:
-            return 0.0
-        rates = self.dataset_size, self.sampling_probability
-        return float(stats.binom.sf(self.padded_size - 1, *rates))
-
     def sample(self, step: int) -> Sample:
         """Returns the records of a step."""
         draws = self._draws(checked_step(step))
@@ -115,10 +97,10 @@ class GroupedPoissonSampler(Sampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of `steps` noisy sums with the largest probability."""
-        from dpoptax._pricing import events, own_events
+        from dpoptax._pricing import custom_events, events
 
         event = events.poisson_event(noise_multiplier, max(self.probabilities), steps)
-        return own_events.cut_event(event, steps * self.full_probability)
+        return custom_events.cut_event(event, steps * self.full_probability)
 
     def describe(self) -> dict[str, object]:
         """Returns the sampling as JSON values, with groups and their probabilities."""

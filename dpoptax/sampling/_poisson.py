@@ -58,7 +58,3 @@ class PoissonSampler(CutSampler):
             probability=self.sampling_probability,
             cut_to=self._largest,
         )
-
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with the probability of a cut per step."""
-        return {**super().describe(), "overflow_probability": self.overflow_probability}

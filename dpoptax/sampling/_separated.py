@@ -131,18 +131,17 @@ class MinSeparationSampler(ChainSampler):
         return self._pad(drawn, self._draws(step))
 
     def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with b, p and the probability of a cut."""
+        """Returns the sampling as JSON values, with b and p."""
         return {
             **super().describe(),
             "separation": self.separation,
             "participation_probability": self.participation_probability,
-            "overflow_probability": self.overflow_probability,
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import own_events
+        from dpoptax._pricing import custom_events
 
-        return own_events.separated_event(
+        return custom_events.separated_event(
             noise_multiplier,
             steps,
             probability=self.participation_probability,

@@ -35,3 +35,7 @@ __all__ = [
     "row_selecting_clip", "row_selecting_noise", "rowwise_adagrad", "select_rows", "selected_grad",
     "take_rows",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -12,6 +12,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling, users
+from dpoptax._support import rounded
 from dpoptax.accounting import _plain_statement, _statement
 from tests.helpers import after_releases
 
@@ -218,8 +219,8 @@ def test_event_alone_and_missing_noise_state_no_more_than_they_know():
 
 
 def test_numbers_are_rounded_against_the_claim():
-    assert _plain_statement._delta_text(1e-5) == "1 in 100,000"
-    assert _plain_statement._delta_text(1.0000001e-5) == "1 in 99,999"
+    assert rounded.one_in(1e-5) == "1 in 100,000"
+    assert rounded.one_in(1.0000001e-5) == "1 in 99,999"
     assert _plain_statement._factor(math.log(20.0)) in ("20", "20.1")
     assert _plain_statement._factor(math.log(65_000.5)) == "65,001"
     assert _plain_statement._factor(230.3) == "10^101"

@@ -12,7 +12,7 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling, users
-from dpoptax.accounting import _statement
+from dpoptax._support import rounded
 from tests.helpers import after_releases, event_epsilon
 
 PARAMS = jnp.zeros(3)
@@ -44,8 +44,8 @@ def test_statement_agrees_with_accounting():
         "10 expected of 1,000 examples, drawn by PoissonSampler",
         "noise by threefry, batches by PCG64",
         "by privacy loss distributions",
-        f"true-positive rate at most {_statement.round_up(100 * values['attack_success'])} %",
-        f"false-positive rate of 1 %; μ = {_statement.round_up(values['gdp_mu'])}",
+        f"true-positive rate at most {rounded.round_up(100 * values['attack_success'])} %",
+        f"false-positive rate of 1 %; μ = {rounded.round_up(values['gdp_mu'])}",
         "not for the last bits of a release",
     ):
         assert part in text
@@ -174,7 +174,7 @@ def test_statement_rounds_conservatively():
     ],
 )
 def test_rounds_up(value, text):
-    assert _statement.round_up(value) == text
+    assert rounded.round_up(value) == text
 
 
 @pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(8.0)]), filter(None, []), {}])

@@ -6,7 +6,7 @@ import pytest
 from scipy import spatial, special, stats
 
 from dpoptax import accounting, auditing
-from dpoptax._pricing import accountants, events, own_events
+from dpoptax._pricing import accountants, custom_events, events
 from dpoptax._pricing.trade_off_functions import gaussian_trade_off
 from tests import games
 from tests.helpers import after_releases
@@ -54,7 +54,8 @@ def test_sampled_claim_is_below_both_threshold_tests():
 
 def test_overflow_probability_adds_to_delta():
     event, full = (
-        own_events.RandomAllocationDpEvent(2.0, period=4, steps=4, overflow=p) for p in (0.0, 1e-6)
+        custom_events.RandomAllocationDpEvent(2.0, period=4, steps=4, overflow=p)
+        for p in (0.0, 1e-6)
     )
     relation = events.RELATIONS["replace-special"]
     epsilons, deltas = accountants.profile_of(full, relation, 1e-3)

@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy import signal
 
@@ -64,14 +63,6 @@ def test_clipping_bounds_a_step():
     assert np.linalg.norm(np.diff(x, axis=0), axis=1).max() <= 1e-3 * (1 + 1e-12)
 
 
-def test_pmlf_of_length_one_is_doppler():
-    common = {"eta": 0.3, "clip_norm": 0.5, "noise": NOISE} | FIRST_ORDER
-    np.testing.assert_allclose(
-        pmlf.pmlf(X0, BATCHES, problem.gradient, length=1, beta=0.7, **common),
-        doppler.doppler(X0, BATCHES, problem.gradient, **common),
-    )
-
-
 def test_pmlf_uses_the_current_examples_at_past_iterates():
     x = pmlf.pmlf(
         X0,
@@ -118,66 +109,6 @@ def test_disk_variants_agree():
     exact = disk.disk_hessian(X0, BATCHES, problem.gradient, problem.hessian_product, **common)
     np.testing.assert_allclose(full(gamma=1e-6), exact, atol=1e-7)
     assert np.abs(full(gamma=1.0) - exact).max() > 1e-4
-
-
-def test_disk_at_gamma_minus_one_is_storm():
-    actual = disk.disk(
-        X0,
-        BATCHES,
-        problem.gradient,
-        kappa=0.6,
-        gamma=-1.0,
-        optimizer_update=disk.sgd(0.2),
-        clip_norm=np.inf,
-        noise=SILENT,
-    )
-    expected = disk.storm(X0, BATCHES, problem.gradient, eta=0.2, alpha=0.6)
-    np.testing.assert_allclose(actual, expected, atol=1e-12)
-
-
-def test_disk_with_one_gradient_is_far_looking_nesterov():
-    kappa, eta = 0.6, 0.2
-    gradient = full_gradient(BATCHES[0])
-    actual = disk.disk_one_gradient(
-        X0,
-        [BATCHES[0]] * 12,
-        problem.gradient,
-        kappa=kappa,
-        optimizer_update=disk.sgd(eta),
-        clip_norm=np.inf,
-        noise=SILENT,
-    )
-    nesterov = functools.partial(
-        disk.nesterov, X0, 12, gradient, eta=eta * kappa, mu=1 - kappa, first=eta * gradient(X0)
-    )
-    np.testing.assert_allclose(actual, nesterov(look_ahead=(1 - kappa) / kappa), atol=1e-12)
-    # Appendix A.4 of the paper states it with Nesterov's look-ahead, which is another method.
-    assert np.abs(actual - nesterov(look_ahead=1 - kappa)).max() > 1e-4
-
-
-def test_lp_adam_with_first_order_filter_is_adam():
-    """LP-Adam with the filter a = -0.9 is Adam with β1 = 0.9 if ε is tiny."""
-    actual = lp_adam.lp_adam(
-        X0,
-        BATCHES,
-        problem.gradient,
-        eta=0.01,
-        clip_norm=np.inf,
-        b=(0.1,),
-        a=(-0.9,),
-        beta=0.01,
-        eps=1e-12,
-        noise=NOISE,
-    )
-    with jax.enable_x64(True):
-        optimizer = optax.adam(0.01, b1=0.9, b2=0.99, eps=1e-12)
-        x = jnp.asarray(X0)
-        state = optimizer.init(x)
-        for batch, w, expected in zip(BATCHES, NOISE, actual[1:], strict=True):
-            g = np.mean([problem.gradient(np.asarray(x), example) for example in batch], axis=0)
-            updates, state = optimizer.update(jnp.asarray(g + w), state, x)
-            x = optax.apply_updates(x, updates)
-            np.testing.assert_allclose(x, expected, rtol=1e-9)
 
 
 def test_lp_adam_projects_matrices_to_low_rank_and_back():

@@ -16,7 +16,7 @@ from scipy import integrate, special, stats
 import dpoptax
 from dpoptax import accounting, matrix
 from dpoptax._pricing import accountants, random_allocation
-from dpoptax._pricing.own_events import (
+from dpoptax._pricing.custom_events import (
     RandomAllocationDpEvent,
     allocation_event,
     banded_allocation_event,

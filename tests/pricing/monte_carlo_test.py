@@ -197,23 +197,6 @@ def test_wealth_test_has_stated_failure_probability():
     assert right > 1500
 
 
-@pytest.mark.parametrize(
-    ("work", "samples"),
-    [
-        (0.0, 35_000),  # the other direction decides
-        (1.0, 45_000),
-        (100_000 * 3 * (3 + 15), 100_000),  # three steps; three states, and 15 for each step
-        (1e12, 1_000_000),
-    ],
-)
-def test_work_sets_number_of_samples(work, samples):
-    run, proposal = Run(*SMALL["2 of 3"], 1.1), Proposal(REMOVE, 1.0, 1, 0.0)
-    pilot = importance_sampling.Losses(proposal, np.zeros(8), np.zeros(8))
-    each = 1000  # M/δ, with M = 1
-    test = monte_carlo.Test.planned(run, pilot, 1 / each, -20.0, 0.0, work)
-    assert test.samples == pytest.approx(samples, abs=1)
-
-
 @pytest.mark.slow
 def test_certificate_has_stated_failure_probability(monkeypatch):
     """Uses a failure probability of 0.1 instead of 10^-11, and new draws each time."""

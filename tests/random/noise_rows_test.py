@@ -1,7 +1,5 @@
 """Tests that noise of many small arrays at once equals that of separate arrays, bit for bit."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,6 @@ from jax.sharding import PartitionSpec as P
 import dpoptax
 from dpoptax._random import box_muller, tree_noise
 from dpoptax._random.keys import split
-from dpoptax._random.row_matrix import RowMatrix, fits
 from dpoptax._release import fixed_point
 
 pytestmark = pytest.mark.optimized
@@ -83,42 +80,6 @@ def test_no_number_is_drawn_twice():
     drawn = jax.jit(NOISES["normal"])(_zeros(SMALL), KEYS["threefry"])
     numbers = np.abs(np.concatenate([np.ravel(x) for x in drawn]))
     assert len(np.unique(numbers)) > 0.999 * numbers.size
-
-
-@pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_small_arrays_fit_into_rows(shape):
-    assert fits(shape, box_muller.halves)
-    assert fits(shape, _INTEGERS.halves)
-
-
-@pytest.mark.parametrize("shape", ALONE, ids=str)
-def test_other_arrays_do_not_fit_into_rows(shape):
-    """Large arrays, empty arrays, and those that would be mostly padding are drawn separately."""
-    assert not fits(shape, box_muller.halves)
-
-
-def test_unpacked_numbers_are_those_of_their_pairs():
-    rows = RowMatrix(SMALL, box_muller.halves)
-    places = rows.place[:, None] + np.arange(rows.shape[1])
-    numbers = jnp.asarray((rows.array[:, None] * 2 + rows.second[:, None]) * 2**20 + places)
-    for i, (shape, got) in enumerate(zip(SMALL, jax.jit(rows.unpacked)(numbers), strict=True)):
-        period, half = box_muller.halves(shape)
-        before, within = np.divmod(np.arange(math.prod(shape)), period)
-        second = within >= half
-        want = (2 * i + second) * 2**20 + before * half + within - second * half
-        np.testing.assert_array_equal(got, want.reshape(shape))
-
-
-def test_leaves_keep_their_dtypes():
-    tree = {"a": jnp.full(9, 2, jnp.bfloat16), "b": jnp.ones((4, 4)), "c": jnp.full(9, 3.0)}
-    noise = tree_noise.Noise(
-        lambda _, leaf: jnp.zeros_like(leaf),
-        lambda _, rows: jnp.zeros(rows.shape),
-        box_muller.halves,
-    )
-    kept = jax.jit(lambda key: tree_noise.each_leaf(tree, key, noise, lambda leaf, _: leaf))
-    for name, leaf in kept(KEYS["threefry"]).items():
-        assert same_bits(leaf, tree[name]), name
 
 
 def test_multi_device_step_traces_on_one_device():

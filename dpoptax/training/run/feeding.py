@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpoptax import extend
+from dpoptax.runs import draw, read_batch
 from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.run import devices
@@ -79,17 +79,10 @@ class Feed:
         self._resident = place.mesh is None and all(isinstance(x, jax.Array) for x in columns)
 
     def __call__(self, step: int) -> tuple[Any, Any]:
-        rows_mask = None
-        if self._users is None:
-            rows, mask = self._sampler.sample(step)
-            indices = rows
-        else:
-            indices, mask, rows, rows_mask = self._users.sample(self._sampler, step)
-        indices = indices.astype(np.int32)
+        rows, mask, ids, known = draw(self._sampler, self._users, step)
+        ids = ids.astype(np.int32)
         if self._resident:
-            return Resident(self._source, rows.astype(np.int32), indices, rows_mask), mask
+            return Resident(self._source, rows.astype(np.int32), ids, known), mask
         read = functools.partial(streaming.read, self._source)
-        batch, (mask, indices, rows_mask) = extend.read_sharded(
-            read, rows, (mask, indices, rows_mask), self._place.rows
-        )
-        return Loaded(batch if rows_mask is None else (batch, rows_mask), indices), mask
+        batch, mask, ids = read_batch(read, (rows, mask, ids, known), self._place.rows)
+        return Loaded(batch, ids), mask

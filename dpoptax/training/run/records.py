@@ -1,7 +1,6 @@
 """Writes strict JSON, tables and parameters, and identifies versions and code."""
 
 import dataclasses
-import decimal
 import functools
 import hashlib
 import importlib.metadata
@@ -16,6 +15,8 @@ import jax
 import numpy as np
 
 import dpoptax
+from dpoptax.runs import delta_text as delta_text
+from dpoptax.runs import epsilon_text as epsilon_text
 from dpoptax.training.errors import ConfigError
 
 STATEMENT = "statement.txt"
@@ -43,21 +44,6 @@ def plain(value: Any) -> Any:
         return str(value)
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def epsilon_text(epsilon: float, decimals: int = 3, *, lower: bool = False) -> str:
-    """Formats ε rounded up, so that the stated value is at least the spent one.
-
-    A `lower` bound is rounded down instead.
-    """
-    with decimal.localcontext(rounding=decimal.ROUND_FLOOR if lower else decimal.ROUND_CEILING):
-        return f"{decimal.Decimal(repr(float(epsilon))):.{decimals}f}"
-
-
-def delta_text(delta: float) -> str:
-    """Formats δ with three digits, rounded up."""
-    with decimal.localcontext(rounding=decimal.ROUND_CEILING):
-        return f"{float(f'{decimal.Decimal(repr(float(delta))):.2e}'):g}"
 
 
 def write_json(path: Path, value: Any, *, secret: bool = False) -> None:

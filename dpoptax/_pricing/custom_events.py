@@ -14,7 +14,7 @@ from dpoptax._pricing import curves, random_allocation, renyi
 from dpoptax._pricing.checks import number
 from dpoptax._pricing.events import (
     MULTIPLIERS,
-    OwnDpEvent,
+    CustomDpEvent,
     Parts,
     Uncut,
     composition_of,
@@ -31,7 +31,7 @@ _LEAST_SLOTS, _RARE_OVERFLOW = 4, 1e-12
 
 
 @attr.frozen
-class WorstOfDpEvent(OwnDpEvent):
+class WorstOfDpEvent(CustomDpEvent):
     """One of several events, by a public choice that does not depend on the data.
 
     A mixture with public weights costs at most as much as its costliest part, for each order of the
@@ -55,7 +55,7 @@ class WorstOfDpEvent(OwnDpEvent):
 
 
 @attr.frozen
-class StatedDpEvent(OwnDpEvent):
+class StatedDpEvent(CustomDpEvent):
     """A release of which only (ε, δ) is known, such as a statistic of another library.
 
         P[M(D) ∈ S] ≤ e^ε P[M(D') ∈ S] + δ
@@ -121,7 +121,7 @@ class StatedDpEvent(OwnDpEvent):
 
 
 @attr.frozen
-class RandomAllocationDpEvent(OwnDpEvent):
+class RandomAllocationDpEvent(CustomDpEvent):
     """The first `steps` of `period` noisy sums, with a record in a random one.
 
     Attributes:
@@ -161,7 +161,7 @@ class RandomAllocationDpEvent(OwnDpEvent):
 
 
 @attr.frozen
-class ParticipationDpEvent(OwnDpEvent):
+class ParticipationDpEvent(CustomDpEvent):
     """Sums with correlated noise A⁻¹Z, in which a record takes part at random.
 
     Attributes:
@@ -187,7 +187,7 @@ class ParticipationDpEvent(OwnDpEvent):
 
 
 @attr.frozen
-class CutDpEvent(OwnDpEvent):
+class CutDpEvent(CustomDpEvent):
     """The event `event` with batches that may be cut.
 
     In a cut batch, the drawn record replaces another one.
