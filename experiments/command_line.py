@@ -26,13 +26,13 @@ commands, described in experiments/README.md:"""
 
 @dataclasses.dataclass(frozen=True)
 class StudyArguments:
-    """Computes numbers, a figure and findings for each study of the papers' claims.
+    """Computes numbers and findings for each study of the papers' claims.
 
     Attributes:
         names: Names of studies; see `python -m experiments study --help`. Without names, all that
             need no data.
-        workdir: Folder for a .csv, a .png and a .md file of each study.
-        seeds: Number of repetitions. The figures show their mean and range.
+        workdir: Folder for a .jsonl and a .md file of each study.
+        seeds: Number of repetitions.
         data_dir: Folder with published data. Studies that train on such data need it.
         configs: The repository's folder of configs, for the studies that train.
     """
@@ -157,7 +157,7 @@ def study(given: StudyArguments) -> str:
         + catalog.findings_table(findings)
         for name, findings in found.items()
     ]
-    return "\n".join([*texts, f"\nWritten to {given.workdir}: NAME.csv, NAME.png and NAME.md"])
+    return "\n".join([*texts, f"\nWritten to {given.workdir}: NAME.jsonl and NAME.md"])
 
 
 def fetch(given: FetchArguments) -> str:
@@ -215,7 +215,6 @@ def image_benchmark(given: ImageBenchmarkArguments) -> str:
 
 COMMANDS = {
     "study": f"{__name__} StudyArguments study",
-    "report": "experiments.reports.reproduction Report write_report",
     "fetch": f"{__name__} FetchArguments fetch",
     "spectrum": f"{__name__} SpectrumArguments spectrum",
     "record": f"{__name__} RecordArguments record",

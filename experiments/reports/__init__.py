@@ -1,1 +1,1 @@
-"""Writes the report on all papers, with a list of runs not made here."""
+"""Prints prices and counts that pages of the documentation quote."""

@@ -1,7 +1,7 @@
 """Computes the papers' synthetic studies, as functions that return arrays.
 
-`python -m experiments study` draws them. Nothing here needs privacy: the gradients are
-synthetic.
+`python -m experiments study` compares them with the papers. Nothing here needs privacy: the
+gradients are synthetic.
 """
 
 from experiments.studies._filter_responses import DOPPLER_TABLE_2 as DOPPLER_TABLE_2
@@ -10,8 +10,6 @@ from experiments.studies._filter_responses import FilterResponses as FilterRespo
 from experiments.studies._filter_responses import filter_responses as filter_responses
 from experiments.studies._geodp_errors import GeoDPErrors as GeoDPErrors
 from experiments.studies._geodp_errors import Sweep as Sweep
-from experiments.studies._geodp_errors import break_even_beta as break_even_beta
-from experiments.studies._geodp_errors import expected_geodp_errors as expected_geodp_errors
 from experiments.studies._geodp_errors import geodp_errors as geodp_errors
 from experiments.studies._geodp_errors import geodp_figure_3 as geodp_figure_3
 from experiments.studies._geodp_errors import geodp_figure_4 as geodp_figure_4

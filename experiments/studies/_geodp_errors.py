@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import ArrayLike
 
 from dpoptax._random.keys import check_key
 from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
@@ -100,49 +99,6 @@ def _geodp_errors(gradient, stddev, angle_stddev, keys):
 
 def _angle_range(dimension: int, beta: float) -> float:
     return math.sqrt(dimension + 2) * beta * math.pi
-
-
-def expected_geodp_errors(
-    gradient: ArrayLike,
-    *,
-    noise_multiplier: float,
-    batch_size: int,
-    beta: float,
-    l2_clip_norm: float = 0.1,
-) -> GeoDPErrors:
-    """Returns the expectation of `geodp_errors` to first order in the angular noise.
-
-    With s = σC/B, a = √(d + 2)βπσ/B and tail norms T_z = √(Σ_{i≥z} ḡ_i²):
-
-        GeoDP: (d - 1) a² and s² + a² Σ_{z<d} T_z²;   DP-SGD: s² Σ_{z<d} 1/T_z² and d s²,
-
-    because the z-th angle turns the tail of length T_z. The first and the last expression are exact
-    for any noise.
-    """
-    g = np.asarray(gradient, np.float64)
-    d = g.size
-    tails = np.cumsum(g[::-1] ** 2)[::-1][:-1]  # T_z², z < d
-    s = noise_multiplier * l2_clip_norm / batch_size
-    a = noise_multiplier * _angle_range(d, beta) / batch_size
-    return GeoDPErrors(
-        (d - 1) * a**2, s**2 * np.sum(1 / tails), s**2 + a**2 * np.sum(tails), d * s**2
-    )
-
-
-def break_even_beta(gradient: ArrayLike, *, l2_clip_norm: float = 0.1) -> tuple[float, float]:
-    """Returns the β below which GeoDP's errors in direction and gradient are smaller.
-
-    Both values are to first order in the noise, from `expected_geodp_errors`. They do not depend on
-    σ or B and shrink as 1/(√d ‖ḡ‖/C), whereas no published guarantee depends on β.
-    """
-    unit = expected_geodp_errors(
-        gradient, noise_multiplier=1.0, batch_size=1, beta=1.0, l2_clip_norm=l2_clip_norm
-    )
-    rest = unit.geodp_gradient - l2_clip_norm**2
-    return (
-        math.sqrt(unit.dp_direction / unit.geodp_direction),
-        math.sqrt((unit.dp_gradient - l2_clip_norm**2) / rest),
-    )
 
 
 class Sweep(NamedTuple):

@@ -11,7 +11,7 @@ from jax_privacy import clipping as peer
 
 import dpoptax
 from dpoptax._clipped_sum.clip_per_example import sum_clipped
-from dpoptax._rounding import bounds, limits
+from dpoptax._rounding import bounds, part_limits
 from tests import helpers
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_room")]
@@ -172,7 +172,7 @@ def test_norm_includes_parts_whose_squares_underflow(way):
     @jax.jit
     def measured(norms):
         if way == "steps":
-            return limits.join_lengths([norms[None]]).absolute
+            return part_limits.join_lengths([norms[None]]).absolute
         return bounds.clip_coefficients(
             dpoptax.l2_clip(1.0),
             [bounds.Piece(bounds.NormBounds(jnp.square(n)[None], n[None])) for n in norms],

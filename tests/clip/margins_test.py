@@ -29,7 +29,7 @@ from dpoptax._ghost_clipping.sums import (
 )
 from dpoptax._ghost_clipping.transformed import cotangents, pulled_back_norms
 from dpoptax._losses.rules import FactorLayout
-from dpoptax._rounding import block_sums, bounds, limits
+from dpoptax._rounding import block_sums, bounds, part_limits
 from dpoptax._rounding.bounds import NormBounds, Piece
 from dpoptax._rounding.part_limits import PartLimits
 from tests.clip.rounding_interpreter import largest
@@ -181,7 +181,7 @@ def absolute_coefficient(machine, ratio=8.0, absolute=100.0):
 def part_length(machine, error=2.0**-8):
     """n + e S of a part that is measured in two turns."""
     square, size = full(1), 3 * full(1)
-    part = lambda *x: limits.part_length(  # noqa: E731
+    part = lambda *x: part_limits.part_length(  # noqa: E731
         Piece(NormBounds(*x), ratio=8.0, sum_error=error)
     )
     exact = np.sqrt(np.float64(square)) + error * np.float64(size)
@@ -191,18 +191,18 @@ def part_length(machine, error=2.0**-8):
 def joined_length(machine, parts=1, steps=1):
     """The norm of a gradient from the lengths of its parts."""
     given = [full(1, steps)] * parts
-    found = machine.run(lambda *x: limits.join_lengths(list(x)), *given)
+    found = machine.run(lambda *x: part_limits.join_lengths(list(x)), *given)
     return parts * norm(given[0]) / found.absolute[0]
 
 
 def limited(machine, quantity, ratio=8.0, error=2.0**-23):
-    """The length, or the absolute size, of a part that is summed within limits."""
+    """The length, or the absolute size, of a part that is summed within part_limits."""
     given = PartLimits(full(1), full(1) / 3)
     square, size = full(1), (100 if quantity == "size" else 1) * full(1)
 
     def weigh(limit, *size):
         piece = Piece(NormBounds(*size), ratio=ratio, sum_error=error)
-        return limits.limited_coefficients(limit, limits.part_length(piece))
+        return part_limits.limited_coefficients(limit, part_limits.part_length(piece))
 
     weight = machine.run(weigh, given, square, size)[0]
     most = np.float64(given.factor) * np.float64(given.length)
@@ -344,8 +344,8 @@ ROOM = shorter_gamma(factor_products, "_length_room")
 INNER = shorter_gamma(factor_products, "_inner_errors", "_sum_error")
 FORMED = shorter_gamma(factor_products, "measure_formed")
 COEFFICIENT = shorter_gamma(bounds, "clip_coefficients")
-JOINED = shorter_gamma(limits, "join_lengths")
-PART = shorter_gamma(limits, "part_length")
+JOINED = shorter_gamma(part_limits, "join_lengths")
+PART = shorter_gamma(part_limits, "part_length")
 FLOOR = shorter(factor_products, "_VECTOR_FLOOR")
 TERMS = shorter_gamma(bounds, "measure_terms", kind=lambda operations: operations > 8)
 BLOCK = shorter_gamma(block_sums, "block_rounding")

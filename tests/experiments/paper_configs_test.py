@@ -12,14 +12,15 @@ from scipy.stats import norm
 import dpoptax
 from dpoptax.training import ConfigError, load_config, load_configs, train_and_evaluate
 from dpoptax.training.cli.main import main
-from dpoptax.training.methods import CorrelatedNoise
+from dpoptax.training.methods import DPSGD, PMLF, CorrelatedNoise, Disk, Doppler
 from dpoptax.training.models import MODELS
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_run_plan
 from dpoptax.training.run.seeds import Keys
+from experiments.config import ExperimentConfig
 from experiments.data import PUBLISHED
-from experiments.methods import GeoDP, HypersphericalClip
+from experiments.methods import Augmented, AugmentedDisk, GeoDP, HypersphericalClip
 from experiments.models.published_models import PUBLISHED_MODELS
 from experiments.reports.paper_runs import points
 from tests.published_data import write_cifar, write_mnist
@@ -315,3 +316,28 @@ def test_refuses_unknown_clip(data_dir):
     config = shortened(ROWS["pmlf/base:mnist"], data_dir, clip="automatic")
     with pytest.raises(ConfigError, match=r"`clip` must be one of auto_s.* got 'automatic'"):
         build_chain(config, 1.0, Keys.of(jax.random.key(0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "gradients"),
+    [
+        (DPSGD(), 1),
+        (Doppler(), 1),
+        (Disk(gamma=0.5), 2),
+        (Disk(gamma=None), 1),
+        (PMLF(length=3), 3),
+        (Augmented(multiplicity=2), 2),
+        (AugmentedDisk(multiplicity=3), 6),
+    ],
+)
+def test_counts_gradient_points(method, gradients):
+    config = dataclasses.replace(ExperimentConfig(model="cnn"), method=method)
+    assert points(config) == gradients
+    if gradients == 2:
+        changes = {"noise_multiplier": 5.0, "epsilon": None, "accountant": "rdp"}
+        one, several = (
+            plan_run(dataclasses.replace(config, method=m, **changes)).flops
+            for m in (DPSGD(), method)
+        )
+        assert several == pytest.approx(gradients * one, rel=0.25)

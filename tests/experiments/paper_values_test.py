@@ -11,7 +11,6 @@ import pytest
 from dpoptax.training import load_configs
 from dpoptax.training.methods.filters import coefficients
 from experiments.data import PUBLISHED
-from experiments.reports.paper_runs import REPETITIONS
 
 PAPERS = Path(__file__).parents[2] / "configs" / "papers"
 ROWS = {
@@ -296,11 +295,6 @@ def test_geodp_has_exactly_the_rows_of_the_paper(start):
     assert sorted(found, key=repr) == sorted(GEODP[start], key=repr)
     (free,) = (ROWS[name] for name in matching(f"{start}sigma-0/*"))
     assert (free.noise_multiplier, value(free, "method")) == (0.0, DP)
-
-
-def test_repetitions_match_papers():
-    # DP-PMLF, "Hyper-parameters"; GeoDP, VI-A; DOPPLER, its checklist. DiSK does not state it.
-    assert REPETITIONS == {"pmlf": 5, "geodp": 100, "doppler": 1}
 
 
 def test_every_file_has_stated_values():
