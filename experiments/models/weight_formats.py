@@ -44,37 +44,41 @@ _BERT_FIELDS = {
     "epsilon": "layer_norm_eps",
     "activation": "hidden_act",
 }
+_TOKEN_FIELDS = {
+    **_BERT_FIELDS,
+    "vocab_size": "vocab_size",
+    "positions": "max_position_embeddings",
+    "types": "type_vocab_size",
+    "padding": "pad_token_id",
+}
 _BERT_NAMES = {
     "layer": "encoder.layer.{}",
     "attention_output": "attention.output.dense",
     "intermediate": "intermediate.dense",
     "output": "output.dense",
 }
-"""Tensor names that published models derived from BERT share."""
+_TOKEN_NAMES = {
+    **_BERT_NAMES,
+    "word_embeddings": "embeddings.word_embeddings",
+    "position_embeddings": "embeddings.position_embeddings",
+    "token_type_embeddings": "embeddings.token_type_embeddings",
+    "embeddings_norm": "embeddings.LayerNorm",
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention_norm": "attention.output.LayerNorm",
+    "output_norm": "output.LayerNorm",
+}
+"""Names of fields and tensors that published models derived from BERT share."""
 
 FORMATS: dict[type[nn.Module], Format] = {
     RobertaClassifier: Format(
         model_type="roberta",
         architecture="RobertaForSequenceClassification",
-        fields={
-            **_BERT_FIELDS,
-            "vocab_size": "vocab_size",
-            "positions": "max_position_embeddings",
-            "types": "type_vocab_size",
-            "padding": "pad_token_id",
-        },
+        fields=_TOKEN_FIELDS,
         fixed={"position_embedding_type": "absolute", "is_decoder": False},
         names={
-            **_BERT_NAMES,
-            "word_embeddings": "embeddings.word_embeddings",
-            "position_embeddings": "embeddings.position_embeddings",
-            "token_type_embeddings": "embeddings.token_type_embeddings",
-            "embeddings_norm": "embeddings.LayerNorm",
-            "query": "attention.self.query",
-            "key": "attention.self.key",
-            "value": "attention.self.value",
-            "attention_norm": "attention.output.LayerNorm",
-            "output_norm": "output.LayerNorm",
+            **_TOKEN_NAMES,
             "head_dense": "classifier.dense",
             "head_output": "classifier.out_proj",
         },
@@ -86,26 +90,9 @@ FORMATS: dict[type[nn.Module], Format] = {
     BertEncoder: Format(
         model_type="bert",
         architecture="BertModel",
-        fields={
-            **_BERT_FIELDS,
-            "vocab_size": "vocab_size",
-            "positions": "max_position_embeddings",
-            "types": "type_vocab_size",
-            "padding": "pad_token_id",
-        },
+        fields=_TOKEN_FIELDS,
         fixed={"position_embedding_type": "absolute"},
-        names={
-            **_BERT_NAMES,
-            "word_embeddings": "embeddings.word_embeddings",
-            "position_embeddings": "embeddings.position_embeddings",
-            "token_type_embeddings": "embeddings.token_type_embeddings",
-            "embeddings_norm": "embeddings.LayerNorm",
-            "query": "attention.self.query",
-            "key": "attention.self.key",
-            "value": "attention.self.value",
-            "attention_norm": "attention.output.LayerNorm",
-            "output_norm": "output.LayerNorm",
-        },
+        names=_TOKEN_NAMES,
         prefix="bert.",
         head=None,
         unused=r"(bert\.)?(pooler\..*|embeddings\.position_ids)",

@@ -5,7 +5,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -149,11 +149,8 @@ def train(
     rates = {"head": settings.rate, "lora": settings.lora_rate}
     run = None if plan is None else plan.new_run(jax.random.key(seed))
     stages = [] if run is None else [run.noise()]
-    noise = None if plan is None else float(cast(float, plan.noise_multiplier))
-    state = _chain(stages, settings, rates, problem.encoder, noise).init(start)
-    fixed = dataclasses.replace(settings, rate=0.0, lora_rate=0.0)
-    sampler = None if plan is None else plan.sampler
-    update = _update(fixed, problem.encoder, noise, sampler)
+    state = _chain(stages, settings, rates).init(start)
+    update = _update(dataclasses.replace(settings, rate=0.0, lora_rate=0.0), plan)
     params = average = start
     begun = time.monotonic()
     for t, parts in enumerate(_batches(problem, settings, run, seed)):
@@ -275,28 +272,15 @@ def _clips(clip: float, lora_clip: float) -> dpoptax.Clip:
 
 
 @functools.cache
-def _update(
-    settings: Settings,
-    encoder: LastProjection | None,
-    noise: float | None,
-    sampler: "dpoptax.sampling.Sampler | None",
-) -> Callable[..., Any]:
-    """Returns the compiled update of parameters and their average, for runs with any key."""
-    stages = []
-    if noise is not None:
-        # The state of each run has its own key; that of the transform is not read.
-        unread = jax.random.key(0)
-        stages = [
-            dpoptax.gaussian_noise(
-                noise_multiplier=noise, batch_size=settings.batch, key=unread, sampler=sampler
-            )
-        ]
+def _update(settings: Settings, plan: dpoptax.PrivacyPlan | None) -> Callable[..., Any]:
+    """Returns the compiled update of parameters and their average, for all runs of a plan."""
+    # The state of each run has its own key; that of the transform is not read.
+    stages = [] if plan is None else [plan.new_run().noise()]
 
     def update(
         rates: Any, total: Any, state: Any, params: Params, average: Params, weight: Any
     ) -> tuple[Params, Any, Params]:
-        chain = _chain(stages, settings, rates, encoder, noise)
-        updates, state = chain.update(total, state, params)
+        updates, state = _chain(stages, settings, rates).update(total, state, params)
         params = optax.apply_updates(params, updates)
         average = jax.tree.map(lambda a, x: a + weight * (x - a), average, params)
         return params, state, average
@@ -305,11 +289,7 @@ def _update(
 
 
 def _chain(
-    stages: list[optax.GradientTransformation],
-    settings: Settings,
-    rates: Mapping[str, Any],
-    encoder: LastProjection | None,
-    noise: float | None,
+    stages: list[optax.GradientTransformation], settings: Settings, rates: Mapping[str, Any]
 ) -> optax.GradientTransformation:
     schedule = optax.cosine_decay_schedule(1.0, settings.steps)
 
