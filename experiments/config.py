@@ -261,7 +261,7 @@ class ExperimentConfig:
     def data(self) -> Dataset:
         """Returns the data, or zeros of the published size that take no memory."""
         if self._has_data:
-            data = self.spec.load()
+            data = _loaded(self.spec)
             return data.for_selection() if self.held_out else data
         size, example, num_classes = self.spec.shapes()
         rows = {
@@ -456,6 +456,12 @@ class ExperimentConfig:
             self.feature_groups,
             self.feature_colors,
         )
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(spec: PublishedSpec) -> Dataset:
+    """Reads data once in a process, for the many runs of a comparison."""
+    return spec.load()
 
 
 def settings_of(config: Config) -> ExperimentConfig:

@@ -48,9 +48,9 @@ class Evaluation:
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Returns the means by name, the loss first."""
-        parts: Iterable[Any] = [(self._resident, np.ones(self.size, bool))]
-        if not streaming.in_memory(self._examples):
-            parts = streaming.chunks(self._examples, self._chunk)
+        parts: Iterable[Any] = streaming.chunks(self._examples, self._chunk)
+        if streaming.in_memory(self._examples):
+            parts = [(self._resident, np.ones(self.size, bool))]
         sums = [_sums(self._metrics, self._chunk, params, *part, self._frozen) for part in parts]
         means = {}
         for metric in sorted(sums[0], key=lambda metric: (metric != "loss", metric)):

@@ -1,7 +1,6 @@
 """Lists published data sets, and reads the data of a config."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -108,7 +107,18 @@ class PublishedSpec:
             ConfigError: The name is unknown, the directory or a file is missing, a file is damaged,
                 or the examples have no such features.
         """
-        return _load(self)
+        dataset = self.read()
+        if self.features is None:
+            return dataset
+        self._check_images(self.features)
+        train, test = (
+            featured(split, self.features, name=f"{self.name}, {which}", progress=self.progress)
+            for which, split in (("train", dataset.train), ("test", dataset.test))
+        )
+        fields: dict[str, Any] = {
+            field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)
+        }
+        return FeatureDataset(**{**fields, "train": train, "test": test})
 
     def shapes(self) -> Shapes:
         """Returns published sizes without a directory, and otherwise those of the data."""
@@ -154,22 +164,6 @@ class PublishedSpec:
                 f"`features` must be 'none' for dataset={self.name!r}, which is for {kind}, got "
                 f"{features.name!r}. Features need images."
             )
-
-
-@functools.lru_cache(maxsize=2)
-def _load(spec: PublishedSpec) -> Dataset:
-    dataset = spec.read()
-    if spec.features is None:
-        return dataset
-    spec._check_images(spec.features)
-    train, test = (
-        featured(split, spec.features, name=f"{spec.name}, {which}", progress=spec.progress)
-        for which, split in (("train", dataset.train), ("test", dataset.test))
-    )
-    fields: dict[str, Any] = {
-        field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)
-    }
-    return FeatureDataset(**{**fields, "train": train, "test": test})
 
 
 def load_published(

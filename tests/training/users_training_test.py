@@ -153,7 +153,7 @@ def test_reads_user_records_from_arrays_and_sources():
 def test_shipped_config_is_planned_and_trained_in_users(tmp_path, capsys, request):
     path = str(request.config.rootpath / "configs" / "users.py")
     assert main(["plan", path]) == 0
-    assert "N = 45 users" in capsys.readouterr().out
+    assert "N = 34 users" in capsys.readouterr().out
     assert main(["train", path, "--workdir", str(tmp_path / "run")]) == 0
     assert "-differentially private for each user; written to " in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["unit"] == "user"
