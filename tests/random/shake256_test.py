@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dpoptax.training.run.resolved import resolve
 from scipy import stats
 
 import dpoptax
@@ -20,18 +19,11 @@ from dpoptax._random import shake256 as _shake256
 from dpoptax._random.shake256 import Shake256, shake256
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.runs import OtherRunError
-from dpoptax.training import (
-    ConfigError,
-    TrainConfig,
-    load_dataset,
-    methods,
-    models,
-    train_and_evaluate,
-)
-from dpoptax.training.run import checkpoints, privacy
-from dpoptax.training.search.price import Sweep
-from dpoptax.training.search.sweep import run_sweep
-from experiments.methods import Augmented, GeoDP
+from dpoptax.training import ConfigError, train_and_evaluate
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.program import RunProgram
+from dpoptax.training.run.seeds import key_of
+from experiments import methods
 from tests.runs import CONFIG
 
 SEED = bytes(range(32))
@@ -283,114 +275,44 @@ def test_statement_names_both_generators():
 
 
 class TestTrainer:
-    CONFIG = dataclasses.replace(CONFIG, generator="chacha20", seed=None)
-
-    def test_plans_have_different_256_bit_seeds(self):
-        plans = [privacy.make_run_plan(self.CONFIG, 1438) for _ in range(2)]
-        assert plans[0].sampler != plans[1].sampler
-        assert plans[0].seed != plans[1].seed
-        assert min(plan.seed.bit_length() for plan in plans) > 200
+    CONFIG = CONFIG.replace(seed=None)
 
     @pytest.mark.slow
-    def test_summary_names_the_generator(self, tmp_path):
-        result = train_and_evaluate(self.CONFIG, tmp_path, progress=False)
-        assert result.summary["generator"] == "SHAKE-256"
-        assert result.summary["config"]["generator"] == "chacha20"
-        assert result.summary["assumed_secret"] == []
-
-    @pytest.mark.slow
-    def test_resumed_run_keeps_its_drawn_seed(self, tmp_path):
-        whole = train_and_evaluate(self.CONFIG, tmp_path / "run", progress=False)
-        with checkpoints.Checkpoints(tmp_path / "run" / "checkpoints") as kept:
-            seed = kept.newest_record()["seed"]
+    def test_run_with_ciphers_resumes_with_its_key(self, tmp_path):
+        options = {"progress": False, "generator": "chacha20"}
+        whole = train_and_evaluate(self.CONFIG, tmp_path / "run", **options)
+        assert whole["generator"] == "SHAKE-256"
+        assert whole["assumed_secret"] == []
         shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
         (tmp_path / "run" / "summary.json").unlink()
-        again = train_and_evaluate(self.CONFIG, tmp_path / "run", progress=False)
-        given = dataclasses.replace(self.CONFIG, seed=seed)
-        at_once = train_and_evaluate(given, tmp_path / "once", progress=False)
-        for result in (again, at_once):
-            assert result.summary["params_sha256"] == whole.summary["params_sha256"]
-        assert at_once.summary["assumed_secret"] == ["config.seed"]
+        again = train_and_evaluate(self.CONFIG, tmp_path / "run", **options)
+        assert again["params_sha256"] == whole["params_sha256"]
 
     @pytest.mark.slow
-    def test_step_equals_that_of_a_custom_loop(self, tmp_path):
-        """SHAKE-256 draws the batches and ChaCha20 the noise, both from hashes of the seed."""
-        config = dataclasses.replace(self.CONFIG, seed=7, method=methods.DPSGD(), steps=1)
-        got = train_and_evaluate(config, tmp_path, progress=False).params
-
-        def derived(use):
-            return hashlib.shake_256((7).to_bytes(32, "big") + use).digest(32)
-
-        sampler = sampling.PoissonSampler(1438, 32, seed=derived(b"batches"))
-        key = jnp.asarray(np.frombuffer(derived(b"noise"), np.uint32))
-        dataset = load_dataset("digits")
-        run = resolve(config, privacy.make_run_plan(config, 1438), num_classes=10)
-        examples = jax.tree.map(jnp.asarray, dataset.train)
-        first = jax.tree.map(lambda x: x[0], examples["inputs"])
-        params = models.initial_variables(run.model, first, run.init_key).params
-        grad_fn = dpoptax.clipped_grad(models.example_loss(run.model), dpoptax.l2_clip(1.0))
-        tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=32, key=key)
-        indices, mask = sampler.sample(0)
-        batch = jax.tree.map(lambda x: x[indices], examples)
-        grads = grad_fn(dpoptax.gradient_points((), params), batch, mask)
-        updates, _ = tx.update(grads, tx.init(params), params)
-        want = jax.tree.map(lambda p, u: p - u, params, updates)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
-
-    def test_uses_of_a_seed_are_separate(self):
-        config = dataclasses.replace(self.CONFIG, seed=5)
-        plan = privacy.make_run_plan(config, 1438)
-        run = resolve(config, plan, num_classes=10)
-        words = (
-            np.asarray(run.chain.keys.noise).tobytes(),
-            plan.sampler.seed,
-            np.asarray(jax.random.key_data(run.init_key)).tobytes(),
-            np.asarray(jax.random.key_data(run.chain.keys.random)).tobytes(),
-        )
-        assert len({word[:8] for word in words}) == 4
+    @pytest.mark.parametrize("seed", [None, 0])
+    def test_run_cannot_change_its_generator(self, tmp_path, seed):
+        config = CONFIG.replace(seed=seed)
+        train_and_evaluate(config, tmp_path, progress=False)
+        with pytest.raises(OtherRunError, match="`generator` must be|The noise key must be"):
+            train_and_evaluate(config, tmp_path, progress=False, generator="chacha20")
 
     @pytest.mark.parametrize(
         "changes",
         [
             {"method": methods.AdaptiveClip()},
             {"method": methods.CorrelatedNoise(), "sampling": "cyclic"},
-            {"method": Augmented()},
+            {"method": methods.Augmented()},
             {"fixed_point": True},
         ],
         ids=lambda changes: next(iter(changes)),
     )
     def test_each_noise_stage_uses_chacha20(self, changes):
-        config = dataclasses.replace(self.CONFIG, accountant="pld", **changes)
-        plan = privacy.make_run_plan(config, 1438)
-        run = resolve(config, plan, num_classes=10)
-        state = run.chain.begin({"w": jnp.zeros(3)})
+        task = self.CONFIG.task(accountant="pld", **changes)
+        chain = RunProgram(task, Devices()).chain(key_of(0, "chacha20"))
+        state = chain.init({"w": jnp.zeros(3)})
         assert [ledger.generator for ledger in dpoptax.ledgers(state)] == ["chacha20"]
 
-    @pytest.mark.parametrize(
-        ("changes", "match"),
-        [
-            ({"method": GeoDP()}, "must have a privacy guarantee .* got GeoDP"),
-            ({"method": methods.NonPrivate()}, "must have a privacy guarantee .* got Non-private"),
-            ({"sampling": "min_separation"}, "min_separation"),
-            ({"generator": "threefry", "seed": 2**63}, "generator='threefry'"),
-            ({"seed": 2**256}, r"2\*\*256 - 1"),
-            ({"generator": "philox"}, "chacha20"),
-        ],
-    )
-    def test_refuses_configs_without_generator_support(self, changes, match):
-        with pytest.raises(ConfigError, match=match):
-            dataclasses.replace(self.CONFIG, **changes)
-
-    @pytest.mark.slow
-    def test_run_cannot_change_its_generator(self, tmp_path):
-        train_and_evaluate(CONFIG, tmp_path, progress=False)
-        other = dataclasses.replace(CONFIG, generator="chacha20")
-        with pytest.raises(OtherRunError, match="`generator` must be .* got 'chacha20'"):
-            train_and_evaluate(other, tmp_path, progress=False)
-
-    def test_sweep_refuses_chacha20(self, tmp_path):
-        sweep = Sweep(
-            workdir=tmp_path, grid=("learning_rate=0.5,1",), processes=1, repetitions="fixed"
-        )
-        with pytest.raises(ConfigError, match="from 63 bits"):
-            run_sweep({"a": TrainConfig(generator="chacha20")}, sweep)
+    @pytest.mark.parametrize("seed", [-1, 2**256])
+    def test_seed_is_in_range(self, seed):
+        with pytest.raises(ConfigError, match=r"2\*\*256 - 1"):
+            key_of(seed, "chacha20")

@@ -87,7 +87,7 @@ def test_reports_refuted_claim_in_row_and_notes():
 @pytest.mark.slow
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (1.2, 1)])
 def test_command_prints_bounds_and_fails_on_refuted_claim(monkeypatch, capsys, mu, code):
-    monkeypatch.setattr(audit, "audit_config", lambda *args, **kwargs: _rows(mu))
+    monkeypatch.setattr(audit, "audit_task", lambda *args, **kwargs: _rows(mu))
     assert main(["audit", "configs/digits/dp_sgd.py"]) == code
     printed = capsys.readouterr().out
     assert audit.table(_rows(mu)) in printed
@@ -109,7 +109,7 @@ def test_says_first_how_many_attacks_take_how_long(
     monkeypatch.setattr(audit, "_full_batch", lambda run: None)
     monkeypatch.setattr(auditing, "canary_gradient", lambda *args, **options: None)
     monkeypatch.setattr(audit, "_train", lambda *args, **options: _many_runs(1.0))
-    rows = audit.audit_config(load_config(config), trials=trials, progress=True)
+    rows = audit.audit_task(load_config(config).task(), trials=trials, progress=True)
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith(
         f"dpoptax: {attacks} attacks, which take about {minutes} minutes together"

@@ -25,19 +25,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 import dpoptax
 from dpoptax.training import fit, hosts
 from dpoptax.training.cli.main import main
-from dpoptax.training.data import dataset, streaming
+from dpoptax.training.data import load_digits, streaming
 from dpoptax.training.run import devices
 
 pytestmark = pytest.mark.slow
 
 CONFIG = """
-import numpy as np
-from dpoptax.training.data import dataset
-from dpoptax.training.data import streaming
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import Disk
-
-READ = []
+import optax
+import dpoptax
+from dpoptax.training import MLP, Dataset, Task, classification
+from dpoptax.training.data import load_digits
 
 class Records:
     # A random-access source that writes down what this process reads.
@@ -50,16 +47,17 @@ class Records:
             log.write(f"{{index}}\\n")
         return {{name: array[index] for name, array in self.arrays.items()}}
 
-@dataset.register_dataset
-def records():
-    digits = dataset.digits()
-    return dataset.Dataset("records", Records(digits.train), digits.test, 10)
-
-def get_config():
-    return TrainConfig(
-        method=Disk(), dataset="records", model="mlp", steps=4, batch_size=60, microbatch_size=8,
-        noise_multiplier=1.0, epsilon=None, accountant="rdp", eval_every=2, checkpoint_every=2,
-        seed=0,
+def run(steps: int = 4, linear: bool = False, seed: int | None = 0) -> Task:
+    digits = load_digits()
+    data = Dataset("records", Records(digits.train), digits.test, 10)
+    sampler = dpoptax.sampling.PoissonSampler(1438, 60, multiple_of=8)
+    plan = dpoptax.PrivacyPlan(
+        sampler=sampler, steps=steps, noise_multiplier=1.0, accountant="rdp"
+    )
+    return classification(
+        MLP(10, widths=() if linear else (64,)), data, plan, seed=seed, eval_every=2,
+        checkpoint_every=2, microbatch_size=8, clip=1.0,
+        optimizer=optax.chain(dpoptax.disk(), optax.sgd(1.0)),
     )
 """
 
@@ -78,7 +76,7 @@ def _write_configs(folder):
     changed = {
         "swapped": text.replace("Records(digits.train)", f"Records({swapped_on_one})"),
         "data": text.replace("Records(digits.train)", f"Records({reversed_on_one})"),
-        "seed": text.replace("seed=0", f"seed={rank}"),
+        "seed": text.replace("int | None = 0", f"int | None = {rank}"),
         "precision": f"{text}\n__import__('jax').config.update({PRECISION!r}, {precision})",
     }
     for name, text in changed.items():
@@ -86,7 +84,7 @@ def _write_configs(folder):
 
 
 PRECISION = "jax_default_matmul_precision"
-CIPHER = ("--model", "linear", "--generator", "chacha20", "--seed")
+CIPHER = ("--linear", "--generator", "chacha20", "--seed")
 
 
 def _train(folder, config, workdir, *options):
@@ -205,7 +203,7 @@ def _by_hand(run, grad_fn, data, mesh):
 def run_as_two_hosts(folder):
     """Runs in each of two processes: training, half of a run, and configs that are refused."""
     parallel = ("--parallel", "hosts")
-    mesh = devices.start("hosts").mesh
+    mesh = devices.start("hosts")
     rank = jax.process_index()
     told = {"keys": _refused_keys(), "fit": _fitted(folder / "fit", mesh)}
     told["different"] = {
@@ -225,7 +223,7 @@ def run_as_two_hosts(folder):
     multihost_utils.sync_global_devices("copied")
     told["checkpoints"] = _train(folder, "other", ("moved", "moved-1")[rank], *parallel)
     for name in ("data", "swapped", "seed", "precision"):
-        told[name] = _train(folder, name, name, *parallel, "--model", "linear")
+        told[name] = _train(folder, name, name, *parallel, "--linear")
     (folder / f"told-{rank}.json").write_text(json.dumps(told))
 
 
@@ -307,9 +305,9 @@ def _reads(log, process, *, compared):
     """
     with open(f"{log}-{process}") as lines:
         found = [int(line) for line in lines]
-    for place in range(dataset.digits().train_size if compared else 0):
+    for place in range(load_digits().train_size if compared else 0):
         found.remove(place)
-    for place in streaming.spread(dataset.digits().train_size):
+    for place in streaming.spread(load_digits().train_size):
         for _ in range(2):
             found.remove(place)
     return found
