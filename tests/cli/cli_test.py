@@ -9,37 +9,33 @@ from pathlib import Path
 import jax
 import matplotlib.image
 import pytest
-from dpoptax.training.methods import NonPrivate
 
 import dpoptax
-from dpoptax.training import (
-    Comparison,
-    ConfigError,
-    TrainConfig,
-    compare,
-    load_config,
-    load_configs,
-    loop,
-)
+from dpoptax.training import Comparison, ConfigError, compare, config_of, load_config, load_configs
 from dpoptax.training.cli import compilation_cache
 from dpoptax.training.cli.main import main
-from dpoptax.training.data import dataset as dataset_module
+from dpoptax.training.search import trials
+from experiments.config import ExperimentConfig
+from experiments.methods import NonPrivate
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits"
-TINY = ("--steps", "4", "--eval-every", "2", "--batch-size", "64", "--accountant", "rdp")
+TINY = ("--steps", "4", "--batch-size", "64")
 CONFIG = """
-from dpoptax.training import TrainConfig
-from dpoptax.training.methods import DPSGD, Doppler, NonPrivate
+from dpoptax.training import Task
+from experiments.config import ExperimentConfig
+from experiments.methods import DPSGD, Doppler, NonPrivate
 
-def get_config():
-    return TrainConfig(
-        method={method},
-        model="linear",
-        steps=4,
-        eval_every=2,
-        batch_size=64,
-        accountant="rdp"{more},
-    )
+RUN = ExperimentConfig(
+    method={method},
+    model="linear",
+    steps=4,
+    eval_every=2,
+    batch_size=64,
+    accountant="rdp"{more},
+)
+
+def {name}(run: ExperimentConfig = RUN) -> Task:
+    return run.task()
 """
 
 
@@ -50,7 +46,7 @@ def config(tmp_path, monkeypatch):
 
     def write(name="dp_sgd", method="DPSGD()", more=""):
         path = tmp_path / f"{name}.py"
-        path.write_text(CONFIG.format(method=method, more=more))
+        path.write_text(CONFIG.format(name=name, method=method, more=more))
         return str(path)
 
     return write
@@ -86,12 +82,12 @@ def test_every_digits_config_trains(name, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_options_accept_dashes_and_underscores(config, tmp_path):
-    path = config(method="Doppler()")
-    options = ["--learning_rate", "0.25", "--l2-clip-norm", "0.5", "--method.preset", "momentum"]
+    path = str(DIGITS / "doppler.py")
+    options = ["--learning_rate", "0.25", "--l2-clip-norm", "0.5", "--preset", "momentum", *TINY]
     assert main(["train", path, *options, "--workdir", str(tmp_path / "run")]) == 0
     written = json.loads((tmp_path / "run" / "summary.json").read_text())["config"]
     assert (written["learning_rate"], written["l2_clip_norm"]) == (0.25, 0.5)
-    assert written["method"]["preset"] == "momentum"
+    assert written["preset"] == "momentum"
 
 
 def test_runs_draw_a_seed_and_warn_about_a_given_one(config, tmp_path, capsys):
@@ -100,7 +96,7 @@ def test_runs_draw_a_seed_and_warn_about_a_given_one(config, tmp_path, capsys):
         assert main(["train", config(), "--workdir", str(tmp_path / name)]) == 0
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         hashes.append(summary["params_sha256"])
-        assert summary["config"]["seed"] is None
+        assert "seed" not in summary["config"]
         assert summary["assumed_secret"] == []
         told = capsys.readouterr()
         assert "1e-05)-differentially private; written to " in told.out
@@ -109,7 +105,7 @@ def test_runs_draw_a_seed_and_warn_about_a_given_one(config, tmp_path, capsys):
     # The same command resumes with the seed that the first start drew.
     assert main(["train", config(), "--workdir", str(tmp_path / "first")]) == 0
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
-    assert (summary["params_sha256"], summary["config"]["seed"]) == (hashes[0], None)
+    assert summary["params_sha256"] == hashes[0]
     capsys.readouterr()
     given = ["--seed", "123456", "--workdir", str(tmp_path / "given")]
     assert main(["train", config(), *given]) == 0
@@ -122,7 +118,7 @@ def test_runs_draw_a_seed_and_warn_about_a_given_one(config, tmp_path, capsys):
     assert "`seed`" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--learning-rat", "--method.preset", "--privacy"])
+@pytest.mark.parametrize("option", ["--learning-rat", "--preset", "--privacy"])
 def test_rejects_unknown_option(config, tmp_path, capsys, option):
     with pytest.raises(SystemExit) as exit_info:
         main(["train", config(), option, "1", "--workdir", str(tmp_path / "run")])
@@ -135,20 +131,14 @@ def test_rejects_unknown_option(config, tmp_path, capsys, option):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch-size", "0"], "`batch_size` must be a positive integer, got 0."),
         (["--batch-size", "100000"], "`batch_size` must be at most 1438"),
-        (["--epsilon", "nan"], "`epsilon` must be positive and finite, got nan."),
-        (["--epsilon", "1e-9", "--delta", "1e-11"], "got 1e-09"),
-        (["--epsilon", "None"], "`epsilon` or `noise_multiplier` must be given"),
-        (
-            ["--noise-multiplier", "-1"],
-            "`noise_multiplier` must be finite and at least 0, got -1.0.",
-        ),
+        (["--epsilon", "nan"], "got nan"),
+        (["--epsilon", "None"], "Pass `epsilon` or `noise_multiplier`, got neither."),
+        (["--noise-multiplier", "-1"], "`noise_multiplier` must be"),
         (["--l2-clip-norm", "1e300"], "`l2_clip_norm` must be a number in (0, 1e9], got 1e+300"),
-        (["--delta", "0"], "`delta` must be strictly between 0 and 1, got 0.0."),
-        (["--seed", "-1"], "`seed` must be an integer from 0 to 2**63 - 1"),
+        (["--delta", "0"], "`delta` must be"),
+        (["--seed", "-1"], "`seed` must be from 0 to 2**256 - 1"),
         (["--dataset", "digit"], "got 'digit'. Did you mean 'digits'?"),
-        (["--dataset", "wikipedia"], "`dataset` must be one of "),
         (["--model", "transfomer"], "got 'transfomer'"),
         (["--optimizer", "adm"], "`optimizer` must be one of adam, "),
         (["--sampling", "shuffled"], "Use sampling='poisson'"),
@@ -158,21 +148,6 @@ def test_bad_value_gives_one_clear_message(config, tmp_path, capsys, options, me
     workdir = tmp_path / "run"
     assert message in error_of(capsys, "train", config(), *options, "--workdir", str(workdir))
     assert not (workdir / "summary.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "remedy"),
-    [
-        ("train", "--method", "Set the method in the config file"),
-        ("plan", "--method=disk", "TrainConfig(method=Disk("),
-        ("compare", "--method", "Set the method in the config file"),
-    ],
-)
-def test_rejects_method_as_an_option(config, tmp_path, capsys, command, option, remedy):
-    given = [config(), "--workdir", str(tmp_path / "run"), option, "3"]
-    message = error_of(capsys, command, *given)
-    assert f"`dpoptax {command}` has no option {option.partition('=')[0]}. " in message
-    assert remedy in message
 
 
 NUMBERS = ["--dataset-size", "5000", "--batch-size", "100", "--delta", "1e-5"]
@@ -207,11 +182,9 @@ def test_plan_by_numbers_names_what_is_missing(capsys, options, message):
     assert message in error_of(capsys, "plan", *NUMBERS, *options)
 
 
-def test_unknown_preset_lists_known_presets(config, tmp_path, capsys):
-    path = config(method="Doppler()")
-    message = error_of(
-        capsys, "train", path, "--method.preset", "low", "--workdir", str(tmp_path / "run")
-    )
+def test_unknown_preset_lists_known_presets(tmp_path, capsys):
+    path = str(DIGITS / "doppler.py")
+    message = error_of(capsys, "train", path, "--preset", "low", "--workdir", str(tmp_path / "run"))
     assert "'low'" in message
     assert "doppler-first-order-1" in message
 
@@ -219,25 +192,20 @@ def test_unknown_preset_lists_known_presets(config, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def get_config(:", "SyntaxError"),
+        ("def run(:", "SyntaxError"),
         ("import no_such_module", "No module named 'no_such_module'"),
-        ("x = 1", "must define get_config()"),
-        ("def get_config(): return {'steps': 3}", "must return a TrainConfig, got dict."),
-        (CONFIG.format(method="DPSGD()", more=", step=3"), "got 'step'. Did you mean 'steps'?\n"),
-        (
-            CONFIG.format(method="Doppler(pre='none')", more=""),
-            "A field of Doppler must be one of ",
-        ),
-        ("def get_config():\n    return 1 / 0", "line 2: ZeroDivisionError"),
-        (CONFIG.format(method="DPSGD()", more=", delta=2"), "`delta` must be"),
+        ("x = 1", "must define a function that returns a Task, got none"),
+        ("def get_configs(): return {}", "must define a function that returns a Task"),
+        ("from dpoptax.training import Task\ndef run(a) -> Task: ...", "a type and a default"),
+        ("from dpoptax.training import Task\ndef run() -> Task: ...", "must return a Task, got"),
+        ("def get_configs():\n    return 1 / 0", "line 2: ZeroDivisionError"),
+        (CONFIG.format(name="run", method="DPSGD()", more=", step=3"), "argument 'step'"),
     ],
 )
 def test_broken_config_file_gives_one_clear_message(tmp_path, capsys, text, message):
     path = tmp_path / "broken.py"
     path.write_text(text)
-    found = error_of(capsys, "train", str(path), "--workdir", str(tmp_path / "run"))
-    assert message in found
-    assert "broken.py" in found
+    assert message in error_of(capsys, "train", str(path), "--workdir", str(tmp_path / "run"))
 
 
 def test_wrong_path_gives_one_clear_message(config, tmp_path, capsys):
@@ -297,7 +265,7 @@ def compared(tmp_path_factory):
     paths = {}
     for name, method in (("dp_sgd", "DPSGD()"), ("plain", "NonPrivate()")):
         paths[name] = workdir / f"{name}.py"
-        paths[name].write_text(CONFIG.format(method=method, more=""))
+        paths[name].write_text(CONFIG.format(name=name, method=method, more=""))
     configs = {name: load_config(path) for name, path in paths.items()}
     comparison = Comparison(
         workdir=workdir / "out",
@@ -323,7 +291,7 @@ def test_comparison_table_has_every_method_at_one_epsilon(compared):
         "Non-private",
     ]
     assert "∞ (not private)" in rows[3]
-    assert private.runs[0]["l2_clip_norm"] == 0.5
+    assert private.runs[0]["config"]["l2_clip_norm"] == 0.5
     assert {m.runs[0]["config"]["optimizer"] for m in results.methods} == {"momentum"}
     assert "covers neither the runs that selected" in (workdir / "table.md").read_text()
 
@@ -338,35 +306,24 @@ def test_learning_rate_is_selected_by_validation_accuracy(compared):
 
 
 @pytest.mark.slow
-def test_train_repeats_a_reported_run(compared, tmp_path):
-    paths, _, results = compared
-    options = ["--epsilon", "4", "--learning-rate", "1", "--seed", "1"]
-    options += ["--l2-clip-norm", "0.5", "--optimizer", "momentum"]
-    assert main(["train", str(paths["dp_sgd"]), *options, "--workdir", str(tmp_path)]) == 0
-    repeated = json.loads((tmp_path / "summary.json").read_text())
-    reported = results.methods[0].runs[1]
-    assert repeated["params_sha256"] == reported["params_sha256"]
-    assert repeated["test_accuracy"] == reported["test_accuracy"]
-
-
-@pytest.mark.slow
 def test_comparison_resumes_and_trains_only_new_runs(tmp_path, monkeypatch):
     configs = {
-        rate: TrainConfig(
-            method=NonPrivate(), model="linear", steps=2, batch_size=64, learning_rate=rate
+        rate: config_of(
+            ExperimentConfig(method=NonPrivate(), model="linear", steps=2, batch_size=64),
+            learning_rate=rate,
         )
         for rate in (1.0, 0.3, 0.07)  # no two share a multiple by 2, so no two share a run
     }
     comparison = Comparison(workdir=tmp_path, seeds=1)
-    trained = []
+    trained, run = [], trials._run
 
-    def train(config, *args, **options):
+    def train(trial, *args, **options):
         if len(trained) == stop_after:
             raise KeyboardInterrupt
-        trained.append(config.learning_rate)
-        return loop.train(config, *args, **options)
+        trained.append(trial.config.flags["learning_rate"].default)
+        return run(trial, *args, **options)
 
-    monkeypatch.setattr("dpoptax.training.search.trials.train", train)
+    monkeypatch.setattr(trials, "_run", train)
 
     def compared(*rates):
         trained.clear()
@@ -419,10 +376,9 @@ def test_command_compares_with_default_grid(config, tmp_path, capsys):
     [
         (", epsilon=2.0", [], "got dp_sgd: 3.0, other: 2.0. Pass --epsilon."),
         (", delta=1e-6", [], "`delta` must be the same for all configs"),
-        (", dataset='other'", [], "`dataset` must be the same for all configs"),
         ("", ["--seeds", "0"], "`seeds` must be at least 1, got 0."),
         ("", ["--factors", "1", "0"], "`factors` must be positive and finite, got (1.0, 0.0)."),
-        ("", ["--epsilon", "-2"], "`epsilon` must be positive and finite, got -2.0."),
+        ("", ["--epsilon", "-2"], "`epsilon` must be"),
     ],
 )
 def test_incomparable_configs_give_one_clear_message(
@@ -438,12 +394,6 @@ def test_refuses_config_given_twice(config, tmp_path, capsys):
     assert "must name each config once" in error_of(
         capsys, "compare", *paths, "--workdir", str(tmp_path / "out")
     )
-
-
-def test_bugs_are_not_reported_as_user_errors(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset_module.DatasetSpec, "load", lambda self: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        main(["train", config(), "--workdir", str(tmp_path / "run")])
 
 
 @pytest.fixture
@@ -482,12 +432,12 @@ def test_installed_names_are_configs(tmp_path, monkeypatch, capsys):
     assert main(["configs"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["digits", *(f"digits/{path.stem}" for path in sorted(DIGITS.glob("*.py")))]
-    assert load_config("digits") == load_config(DIGITS / "dp_sgd.py")
-    assert load_config("digits/disk") == load_config(DIGITS / "disk.py")
+    assert load_config("digits").digest == load_config(DIGITS / "dp_sgd.py").digest
+    assert load_config("digits/disk").digest == load_config(DIGITS / "disk.py").digest
     standard = {"dp_sgd", "disk", "pmlf", "adaptive_kalman", "non_private"}
     assert set(load_configs("digits")) == standard
-    (tmp_path / "digits").write_text((DIGITS / "pmlf.py").read_text())
-    assert load_config("digits") == load_config(DIGITS / "pmlf.py")  # a file comes first
+    (tmp_path / "digits").write_text(CONFIG.format(name="own", method="DPSGD()", more=""))
+    assert load_config("digits").name == "own"  # a file comes first
     for name in ("digits/none", "other", "../configs/digits/disk"):
         with pytest.raises(ConfigError, match="a name that `dpoptax configs` lists"):
             load_configs(name)
