@@ -22,7 +22,7 @@ PUBLIC_MODULES = {
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
     "dpoptax.integrations.kauldron", "dpoptax.integrations.tunix", "dpoptax.matrix",
     "dpoptax.runs", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training",
-    "dpoptax.training.data", "dpoptax.training.hosts", "dpoptax.training.methods", "dpoptax.users",
+    "dpoptax.training.data", "dpoptax.training.hosts", "dpoptax.users",
 }  # fmt: skip
 # These folders of the repository are not installed. They may import all of dpoptax.
 NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
