@@ -3,7 +3,7 @@
 An engine sums the clipped gradients of one micro-batch. All engines return the same sum, except for
 rounding. Only the chosen engine is imported.
 
-| method | module | what it keeps of a dense layer `x @ w` for each example |
+| method | module | kept of a dense layer `x @ w` for each example |
 |:--|:--|:--|
 | "vmap" | `per_example_sum` | ∂ℓ/∂w, (R, D) |
 | "auto" | `_ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |

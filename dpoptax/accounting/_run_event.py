@@ -200,7 +200,7 @@ def spent_event(
         raise ValueError(
             "`same_batches` must be True for an ensemble whose sampler has a seed: with one seed, "
             "its runs drew equal batches, which costs more than independent ones. If each run drew "
-            "with a seed of its own, pass the sampler without one: "
+            "with its own seed, pass the sampler without one: "
             "dataclasses.replace(sampler, seed=None)."
         )
     return dpa.ComposedDpEvent([event(run) for run in readings.runs])

@@ -29,7 +29,7 @@ def _no_room_for_zeros(monkeypatch):
 
     Only norms from factors have this room, so that ghost clipping shortens short vectors more.
     """
-    monkeypatch.setattr(factor_products, "_LOST_PRODUCTS", 0)
+    monkeypatch.setattr(factor_products, "LOST_PRODUCTS", 0)
 
 
 def _normal(*shape, seed=0):

@@ -48,7 +48,8 @@ from dpoptax._support.xla import round_to_dtype
 # zero, and makes the product of two norms so large that zeros in their inner product count as few
 # roundings: products of entries and partial sums lose at most 2 n 2^-126, which is 8 u n 2^-104.
 _VECTOR_FLOOR = 2.0**-52
-_LOST_PRODUCTS = 8
+LOST_PRODUCTS = 8
+"""Error by products set to zero, as a number of roundings relative to a product of sizes."""
 # A norm over groups loses at most this much for each √K, because squares are set to zero.
 _LOST_GROUPS = 2.0**-62
 # On TPU, groups with more entries are computed one after the other.
@@ -323,7 +324,7 @@ def _inner_errors(
         if is_one_hot(a) or is_one_hot(b):  # the inner product is an entry of the other factor
             found.append(0.0)
             continue
-        size = roundings_of(a.shape[-1]) + _LOST_PRODUCTS
+        size = roundings_of(a.shape[-1]) + LOST_PRODUCTS
         # Norms, these bounds and their sum are rounded.
         room = gamma(size) * (1.0 + gamma(size + 32) + 4.0 * error)
         found.append(room * of_a[..., :, None] * of_b[..., None, :])

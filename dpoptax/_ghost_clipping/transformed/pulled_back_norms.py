@@ -15,7 +15,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm, Segment
+from dpoptax._ghost_clipping.norms.factor_products import (
+    LOST_PRODUCTS,
+    FactoredGradients,
+    MeasuredTerm,
+    Segment,
+)
 from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
     NotFactoredError,
@@ -31,8 +36,6 @@ from dpoptax._support.xla import materialize
 # Squares of terms, and inner products, are set to zero below 2^-126. With entries of fixed arrays
 # of at least 2^-40, this is little next to S² if S includes this much for each √(K R D).
 _TERM_FLOOR = 2.0**-52
-# The error by numbers set to zero, as a number of roundings relative to a product of sizes.
-_LOST_PRODUCTS = 8
 
 
 def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[FixedTerm]]:
@@ -146,7 +149,7 @@ def measure_terms(factored: FactoredGradients) -> NormBounds:
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
     positions = sum(segment.rows.shape[2] for segment in segments)
     operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 20
-    operations += _LOST_PRODUCTS + positions // 512
+    operations += LOST_PRODUCTS + positions // 512
     beside = bounds.gamma(operations) * more * (absolute + size.absolute)
     error = beside + bounds.gamma(8) * jnp.square(absolute)
     square = size.square + crossed
