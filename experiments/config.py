@@ -2,9 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import flax.linen as nn
 import jax
@@ -194,7 +194,9 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise ConfigError(f"`method` must be a Method, got {self.method!r}.")
-        named: dict[str, Mapping[str, Any]] = {
+        named: dict[str, Iterable[str]] = {
+            "features": get_args(Features),
+            "feature_colors": get_args(Colors),
             "clip": CLIPS,
             "schedule": SCHEDULES,
             "optimizer": DIRECTIONS,

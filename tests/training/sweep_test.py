@@ -338,6 +338,28 @@ def test_refuses_to_resume_comparison_with_other_examples(tmp_path, monkeypatch,
         compare(configs, given, progress=False)
 
 
+def ignoring(
+    learning_rate: float = 1.0, seed: int | None = 0, held_out: bool = False, scored: bool = True
+) -> Task:
+    """Returns a task that tests on the same examples whether or not they are held out."""
+    task = edited(learning_rate, seed=seed)
+    return task if scored else dataclasses.replace(task, evaluate=lambda params: {})
+
+
+def test_choices_need_an_accuracy_on_held_out_examples(tmp_path):
+    config = {"one": config_of(ignoring)}
+    without = {"one": config["one"].replace(scored=False)}
+    given = sweep(tmp_path, grid=("learning_rate=1",))
+    for choose in (
+        lambda configs: run_sweep(configs, given, progress=False),
+        lambda configs: compare(configs, Comparison(tmp_path, seeds=1), progress=False),
+    ):
+        with pytest.raises(ConfigError, match="`held_out=True` of ignoring must evaluate"):
+            choose(config)
+        with pytest.raises(ConfigError, match="an `Evaluation` with the metric 'accuracy'"):
+            choose(without)
+
+
 def test_in_order_trials_use_whole_groups(tmp_path):
     given = {"grid": ("sampling=in_order",)}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)

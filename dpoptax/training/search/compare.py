@@ -21,7 +21,13 @@ from dpoptax.training.search.results import (
     MethodResult,
     method_result,
 )
-from dpoptax.training.search.trials import Runner, Trial, task_of, with_flags
+from dpoptax.training.search.trials import (
+    Runner,
+    Trial,
+    check_holds_out,
+    task_of,
+    with_flags,
+)
 from dpoptax.training.task import Task
 
 Configs = dict[str, Config]
@@ -78,6 +84,8 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     trials.forget_identities()
     configs = _with_values(configs, comparison)
     tasks = [task_of(with_flags(c, seed=0, held_out=False)) for c in configs.values()]
+    for config in configs.values() if len(set(comparison.factors)) > 1 else ():
+        check_holds_out(config)
     epsilon, delta = _common_budget(dict(zip(configs, tasks, strict=True)))
     data = comparison.workdir / "data.json"
     known = _known_data(tasks[0], data)

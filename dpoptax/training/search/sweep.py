@@ -26,6 +26,7 @@ from dpoptax.training.search.results import SweepResult, TrialResult
 from dpoptax.training.search.trials import (
     Runner,
     Trial,
+    check_holds_out,
     forget_identities,
     sum_identity,
     task_of,
@@ -50,6 +51,8 @@ def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True
         let_no_other_in(trials, stack)
         forget_identities()
         begun = _begun(configs, sweep)
+        for config in configs.values():
+            check_holds_out(config)
         candidates, chosen, cost, guarantee = prepare(
             configs, sweep, begun["seed"], progress=progress
         )

@@ -156,6 +156,24 @@ def with_flags(config: Config, **values: Any) -> Config:
     return config.replace(**values)
 
 
+def check_holds_out(config: Config) -> None:
+    """Checks that `held_out` changes the examples of the metrics.
+
+    The price of a sweep counts an example as trained on or held out, not both.
+
+    Raises:
+        ConfigError: The config ignores the argument.
+    """
+    tasks = [task_of(with_flags(config, seed=0, held_out=held_out)) for held_out in (False, True)]
+    digests = {cast(Evaluation, task.evaluate).digest(task.params) for task in tasks}
+    if len(digests) == 1:
+        raise ConfigError(
+            f"`held_out=True` of {config.name} must evaluate on examples that it does not train "
+            "on, got the same ones as `held_out=False`. Use `load_digits(held_out=held_out)`, or "
+            "`Dataset.for_selection`."
+        )
+
+
 def forget_identities() -> None:
     """Computes all identities anew, because data or code may have changed since a last command."""
     _IDENTITIES.clear()
