@@ -23,12 +23,13 @@ from dpoptax.runs import (
 )
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_state
-from dpoptax.training.run import inputs, seeds
+from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.program import MICROBATCH_SIZE, RunProgram, bounds, noise_values
+from dpoptax.training.run.resume import check_continues
 from dpoptax.training.run.step import TrainingStep, with_fastest_microbatches
 from dpoptax.training.run.training_loop import Job, State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task
@@ -358,8 +359,6 @@ def _make_result(
         run = plan.continue_run(state.opt_state)
         guarantee = dataclasses.replace(run.guarantee(state.opt_state), drawn=True)
     if workdir is not None and jax.process_index() == 0:
-        from dpoptax.training.run import records
-
         (workdir / records.STATEMENT).unlink(missing_ok=True)  # there may be one of another run
         if guarantee is not None:
             records.write_text(workdir / records.STATEMENT, guarantee.statement())
@@ -418,8 +417,6 @@ def _new_or_continued(
             "from another one. Pass the original generator, or use another folder for a new run."
         )
     known = {**settings(), **noise_values(plan, kept if key is None else key)}
-    from dpoptax.training.run.resume import check_continues  # imports orbax
-
     assert workdir is not None
     check_continues(RunIdentity(known), begun, workdir, part=True)
     return kept
