@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+import experiments.config
 from dpoptax._rounding.block_sums import WholeBatch, tau
 from dpoptax.runs import OtherRunError, key_of_words
 from dpoptax.training import ConfigError, cache_folder, loop
@@ -24,7 +25,6 @@ from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.program import RunProgram, any_key
 from dpoptax.training.run.training_loop import TrainingLoop
-from experiments.config import PublishedSpec
 from experiments.methods import DPSGD, Disk, NonPrivate
 from tests.runs import CONFIG
 
@@ -299,13 +299,11 @@ def _changed(train, name, place):
     ids=["the last label", "any label", "a pixel", "the order"],
 )
 def test_refuses_other_data(undisturbed, monkeypatch, change):
-    load = PublishedSpec.load
-
     def other(spec):
-        whole = load(spec)
+        whole = spec.load()
         return dataclasses.replace(whole, **change(whole))
 
-    monkeypatch.setattr(PublishedSpec, "load", other)
+    monkeypatch.setattr(experiments.config, "_loaded", other)
     with pytest.raises(OtherRunError, match=r"examples must be the same as in the first 6 steps"):
         run(undisturbed[1])
     assert (undisturbed[1] / "summary.json").exists()  # it still states the spent budget
