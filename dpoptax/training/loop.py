@@ -40,7 +40,7 @@ def train_and_evaluate(
     phases = Announcer(say if progress else None)
     with phases("data"):
         task = config.task()
-    key = None if seed is None else seeds.key_of(seed, options.get("generator", "threefry"))
+    key = None if seed is None else seeds.key_of(seed, options.get("generator") or "threefry")
     summary: Record = {}
 
     def finish(result: FitResult, given: bool) -> None:

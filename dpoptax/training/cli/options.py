@@ -25,9 +25,10 @@ class TrainOptions:
     checkpoints/. The same command resumes an interrupted run."""
     parallel: Literal["none", "devices", "hosts"] = "none"
     """Devices that share each batch: one device, all of this process, or all of several hosts."""
-    generator: Literal["threefry", "chacha20"] = "threefry"
-    """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With chacha20,
-    the guarantee holds against adversaries who cannot break these ciphers."""
+    generator: Literal["threefry", "chacha20"] | None = None
+    """Generator of the noise: threefry (the default of a new run), or chacha20 with batches drawn
+    by SHAKE-256. With chacha20, the guarantee holds against adversaries who cannot break these
+    ciphers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
