@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpoptax._support.figures import new_figure
-from dpoptax.filters._coefficients import Filter
-from dpoptax.filters._responses import optimal_fir
+from dpoptax.filters._coefficients import Filter, validate
 
 __all__ = [
     "Recording", "autocorrelation", "load", "plot", "power_spectrum", "propose_filter",
@@ -180,7 +179,8 @@ def propose_filter(gradients: ArrayLike, stddev: float, *, length: int = 10) -> 
             f"stddev={stddev:g} the recording is nearly all noise. Record more steps or "
             "coordinates."
         )
-    return optimal_fir(correlations)
+    weights = np.maximum(correlations, 0.0)  # negative weights from noisy estimates raise the noise
+    return validate(weights / weights.sum())
 
 
 def plot(recording: Recording, path: str | Path, *, window: int = 50) -> None:
