@@ -40,38 +40,25 @@ class Family:
     most: float = 1e3
 
     def refuted(self, refutes: Callable[[TradeOff], bool]) -> float:
-        """Returns the largest refuted parameter, or 0."""
-        return largest_refuted(
-            lambda parameter: refutes(self.trade_off(parameter)), self.tolerance, self.most
-        )
+        """Returns the largest refuted parameter, or 0, by doubling and bisection.
 
-
-def largest_refuted(
-    refutes: Callable[[float], bool], tolerance: float = 1e-6, most: float = 1e3
-) -> float:
-    """Returns the largest refuted parameter, by doubling and bisection.
-
-    All parameters below a refuted one must be refuted.
-
-    Args:
-      refutes: whether a parameter above 0 is refuted.
-      tolerance: relative precision; the result is itself refuted.
-      most: the end of the search. It begins at 2⁻⁶, since smaller bounds are of no use.
-    """
-    low, high = 0.0, 1.0
-    while low == 0.0 and high >= 2.0**-6:
-        if refutes(high):
+        All parameters below a refuted one must be refuted. The result is itself refuted, so the
+        search can only make a bound weaker. It begins at 2⁻⁶, since smaller bounds are of no use.
+        """
+        low, high = 0.0, 1.0
+        while low == 0.0 and high >= 2.0**-6:
+            if refutes(self.trade_off(high)):
+                low, high = high, 2 * high
+            else:
+                high /= 2
+        if low == 0.0:
+            return 0.0
+        while low < self.most and refutes(self.trade_off(high)):
             low, high = high, 2 * high
-        else:
-            high /= 2
-    if low == 0.0:
-        return 0.0
-    while low < most and refutes(high):
-        low, high = high, 2 * high
-    while low < most and high / low > 1 + tolerance:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if refutes(middle) else (low, middle)
-    return low
+        while low < self.most and high / low > 1 + self.tolerance:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if refutes(self.trade_off(middle)) else (low, middle)
+        return low
 
 
 def gaussian_family() -> Family:

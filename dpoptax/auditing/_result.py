@@ -5,7 +5,7 @@ import functools
 
 from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax._support.rounded import epsilon_text
-from dpoptax.auditing._error_curves import CanaryScores, TradeOffCurve
+from dpoptax.auditing._error_curves import Array, TradeOffCurve
 from dpoptax.auditing._families import Family, approximate_family
 from dpoptax.auditing._one_run import OneRunGuesses
 
@@ -49,7 +49,8 @@ class AuditResult:
         `None` if only ε is compared.
       family: mechanisms like the claimed one, for bounds by the evidence; `None` if ε was given
         and the claimed mechanism is not Gaussian, or if its price is only a bound.
-      canaries: the scores of the canaries of one run; `None` for many runs.
+      canaries: the scores of the canaries of one run that were in, and of those that were out;
+        `None` for many runs.
     """
 
     claimed_epsilon: float
@@ -63,7 +64,7 @@ class AuditResult:
     claimed: TradeOff | None = dataclasses.field(default=None, repr=False)
     evidence: TradeOffCurve | OneRunGuesses | None = dataclasses.field(default=None, repr=False)
     family: Family | None = dataclasses.field(default=None, repr=False)
-    canaries: CanaryScores | None = dataclasses.field(default=None, repr=False)
+    canaries: tuple[Array, Array] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def failure_probability(self) -> float:
@@ -87,14 +88,12 @@ class AuditResult:
         """All bounds that the runs prove, computed on first use in seconds.
 
         Many runs prove a bound by one threshold, for any mechanism. The whole curve proves a bound
-        for mechanisms like the claimed one, if there is a family of them. One run proves the bounds
-        of Steinke et al. and of Mahloujifar et al. for any (ε, δ)-private mechanism, and the latter
-        for mechanisms like the claimed one.
+        for mechanisms like the claimed one, if there is a family of them. One run proves a bound
+        for any (ε, δ)-private mechanism, and one for mechanisms like the claimed one.
         """
         found = []
         seen = self.evidence
         if isinstance(seen, OneRunGuesses):
-            found.append(self._bound(seen.epsilon(self.delta), "(ε, δ), Steinke et al.", "nothing"))
             found.append(self._by(seen, approximate_family(self.delta), "f-DP of (ε, δ)"))
         else:
             found.append(self._bound(self.epsilon_lower_bound, "one threshold", "nothing"))
