@@ -59,7 +59,6 @@ METHODS = {
     "disk": lambda: dpoptax.disk(0.7, 0.5),
     "disk_one_gradient": lambda: dpoptax.disk(0.7, None),
     "disk_hessian": lambda: dpoptax.disk(0.7, 0.0),
-    "disk_schedule": lambda: dpoptax.disk(optax.linear_schedule(0.9, 0.5, 3), 0.5),
     "disk_swapped_gain": lambda: dpoptax.disk(0.7, 0.5, filter_gain=0.3),
     "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
     "inner_outer": lambda: dpoptax.contrib.inner_outer(3, 0.5, 0.9),
