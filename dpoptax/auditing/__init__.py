@@ -22,7 +22,6 @@ from dpoptax.auditing._families import Family, approximate_family, claimed_famil
 from dpoptax.auditing._game import (
     Game,
     canary_gradient,
-    canary_gradients,
     leaf_projections,
     linear_loss,
 )
@@ -34,7 +33,7 @@ from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst
 __all__ = [
     "AuditResult", "Bound", "Family", "Game", "MembershipReport", "OneRunGuesses", "ThreatModel",
     "TradeOff", "TradeOffCurve", "WorstExample", "approximate_family", "approximate_trade_off",
-    "auc", "audit", "audit_one_run", "audit_scores", "canary_gradient", "canary_gradients",
+    "auc", "audit", "audit_one_run", "audit_scores", "canary_gradient", 
     "claimed_family", "gaussian_family", "gaussian_trade_off", "guesses_about", "leaf_projections",
     "linear_loss", "membership_report", "searched_canary", "trade_off_curve", "worst_example",
 ]  # fmt: skip

@@ -91,7 +91,7 @@ def approximate_family(delta: float) -> Family:
     return Family("nothing", lambda eps: approximate_trade_off(eps, delta), epsilon)
 
 
-def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: bool = True) -> Family:
+def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
     """Returns the family of the claimed mechanism of a run, with other noise.
 
     The parameter is the factor by which the noise is *smaller* than the ledgers state; 1 is the
@@ -104,7 +104,6 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     Args:
       opt_state: contains the state of at least one noise stage.
       sampler: the sampler that drew the batches.
-      same_batches: as for `accounting.guarantee`.
 
     Raises:
       ValueError: `accounting.guarantee` raises it.
@@ -120,10 +119,10 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     """
     readings = read_ledgers(opt_state)
     drawn = drawing_sampler(sampler, readings)
-    spent_event(readings, drawn, same_batches=same_batches)  # raises before the first trial
+    spent_event(readings, drawn, same_batches=True)  # raises before the first trial
 
     def with_noise(less: float) -> Guarantee:
-        event = spent_event(readings, drawn, same_batches=same_batches, noise=1 / less)
+        event = spent_event(readings, drawn, same_batches=True, noise=1 / less)
         return Guarantee(event, drawn.neighboring_relation)
 
     @functools.cache

@@ -155,35 +155,6 @@ def _draws_apart(sampler: Sampler) -> TypeGuard[PoissonSampler]:
     return type(sampler) is PoissonSampler
 
 
-def canary_gradients(
-    transform: optax.GradientTransformation,
-    clip: Clip | float,
-    size: int,
-    sampler: Sampler,
-    *,
-    steps: int = 1,
-) -> Game:
-    """Returns a game for `audit_one_run` with orthogonal gradients as canaries.
-
-    The parameters are a vector of `size` entries, at least one for each record. The gradient of
-    example i is the i-th unit vector, scaled far above the clipping bound.
-
-    Raises:
-      TypeError: `clip` is neither a `Clip` nor a number.
-      ValueError: `size` is below the number of records.
-    """
-    clip = as_clip(clip)
-    magnitude = _MAGNITUDE * clip.sensitivity
-    if size < sampler.dataset_size:
-        raise ValueError(
-            f"`size` must be at least {sampler.dataset_size}, one entry for each record, "
-            f"got {size}."
-        )
-    dataset = magnitude * jnp.eye(sampler.dataset_size, size)
-    grad_fn = clipped_grad(linear_loss, clip)
-    return Game(transform, grad_fn, jnp.zeros(size), dataset, sampler, steps)
-
-
 def linear_loss(params: Any, gradient: Any) -> jax.Array:
     """Returns ⟨params, gradient⟩, a loss for which each example is its own gradient."""
     products = jax.tree.map(lambda p, g: jnp.sum(p * g.astype(p.dtype)), params, gradient)

@@ -18,13 +18,11 @@ class Bound:
       epsilon: the bound on the true ε at the audit's δ.
       method: the method that found it.
       assumes: its assumption.
-      failure_probability: an upper bound on the probability that it exceeds the true ε.
     """
 
     epsilon: float
     method: str
     assumes: str
-    failure_probability: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +64,11 @@ class AuditResult:
     family: Family | None = dataclasses.field(default=None, repr=False)
     canaries: tuple[Array, Array] | None = dataclasses.field(default=None, repr=False)
 
-    @property
-    def failure_probability(self) -> float:
-        """1 − `confidence`, for each of the bounds separately."""
-        return 1 - self.confidence
-
     @functools.cached_property
     def violated(self) -> bool:
         """True if the bound exceeds the claim, or the evidence refutes the trade-off.
 
-        Each of the two is wrong with at most the failure probability.
+        Each of the two is wrong with probability at most 1 − `confidence`.
         """
         if self.epsilon_lower_bound > self.claimed_epsilon:
             return True
@@ -85,7 +78,7 @@ class AuditResult:
 
     @functools.cached_property
     def bounds(self) -> tuple[Bound, ...]:
-        """All bounds that the runs prove, computed on first use in seconds.
+        """All bounds that the runs prove, each with `confidence`; computed on first use in seconds.
 
         Many runs prove a bound by one threshold, for any mechanism. The whole curve proves a bound
         for mechanisms like the claimed one, if there is a family of them. One run proves a bound
@@ -96,17 +89,14 @@ class AuditResult:
         if isinstance(seen, OneRunGuesses):
             found.append(self._by(seen, approximate_family(self.delta), "f-DP of (ε, δ)"))
         else:
-            found.append(self._bound(self.epsilon_lower_bound, "one threshold", "nothing"))
+            found.append(Bound(self.epsilon_lower_bound, "one threshold", "nothing"))
         if seen is not None and self.family is not None:
             found.append(self._by(seen, self.family, "f-DP of the claim"))
         return tuple(found)
 
     def _by(self, seen: TradeOffCurve | OneRunGuesses, family: Family, method: str) -> Bound:
         epsilon = family.epsilon(family.refuted(seen.refutes), self.delta)
-        return self._bound(epsilon, method, family.assumes)
-
-    def _bound(self, epsilon: float, method: str, assumes: str) -> Bound:
-        return Bound(float(epsilon), method, assumes, self.failure_probability)
+        return Bound(float(epsilon), method, family.assumes)
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"
