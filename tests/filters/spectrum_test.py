@@ -148,15 +148,16 @@ def recorded(tmp_path_factory):
 
 @pytest.mark.slow
 def test_recording_has_released_and_filtered_gradients(recorded):
-    found = spectrum.load(recorded[1] / "recording.npz")
-    assert found.released.shape == found.filtered.shape == (8, 650)
-    assert found.stddev == 2.0 / 64
+    with np.load(recorded[1] / "recording.npz") as file:
+        released, filtered = file["released"], file["filtered"]
+        assert file["stddev"] == 2.0 / 64
+    assert released.shape == filtered.shape == (8, 650)
     # Nearly all of the power is noise, and some comes from the gradient.
-    assert 1.0 < np.mean(found.released**2) / found.stddev**2 < 2.0
+    assert 1.0 < np.mean(released**2) * 32**2 < 2.0
     a = [1.0, *DOPPLER.a]
     correction = signal.lfilter(DOPPLER.b, a, np.ones(8))[:, None]
-    expected = signal.lfilter(DOPPLER.b, a, found.released, axis=0) / correction
-    np.testing.assert_allclose(found.filtered, expected, atol=1e-6)
+    expected = signal.lfilter(DOPPLER.b, a, released, axis=0) / correction
+    np.testing.assert_allclose(filtered, expected, atol=1e-6)
     assert matplotlib.image.imread(recorded[1] / "spectrum.png").std() > 0.05
 
 
@@ -186,9 +187,3 @@ def test_chooses_coordinates_of_all_leaves_without_repetition():
     assert flat.max() < 1008
     whole = recording.choose([3, 2], 5)
     assert [part.tolist() for part in whole] == [[0, 1, 2], [0, 1]]
-
-
-def test_refuses_file_that_is_not_a_recording(tmp_path):
-    np.savez(tmp_path / "other.npz", released=np.ones(3))
-    with pytest.raises(ValueError, match=r"other.npz is not a recording.* filtered, stddev"):
-        spectrum.load(tmp_path / "other.npz")
