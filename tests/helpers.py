@@ -16,6 +16,7 @@ from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping import cost_model, plan
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, trace_batch
+from dpoptax._pricing import events, renyi_accountant
 from dpoptax._release.ledger import count_releases
 from dpoptax._rounding import bounds
 from dpoptax._rounding.block_sums import WholeBatch
@@ -64,6 +65,12 @@ def force_norm_method(monkeypatch, way):
     monkeypatch.setattr(plan, "has_one_position", lambda members, points: False)
     choose = way if callable(way) else lambda: way
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: choose())
+
+
+def divergences(event, orders, relation="add-or-remove-one"):
+    """Returns the bounds on the Rényi divergences of an event, (orders,)."""
+    parts = events.parts_of(event)
+    return renyi_accountant.accountant_of(parts, events.RELATIONS[relation], orders).rdp
 
 
 def event_epsilon(event, delta, **options):

@@ -240,25 +240,6 @@ class Guarantee:
             event_after=None if after is None else lambda t: several(after(t)),
         )
 
-    def rdp(self, orders: Sequence[float] | float) -> np.ndarray:
-        """Returns upper bounds on the Rényi divergences of the event, in nats, (orders,).
-
-        Each order is greater than 1. The bounds include rounding, which is at most 1e-6 for orders
-        of at least 1.1 in usual runs. With very little noise (σ below about 0.03), bounds between
-        integer orders are chords.
-
-        Source: Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian
-        mechanism" (2019), section 3.3, by dp_accounting at integers; integrals at other orders.
-
-        >>> import dp_accounting
-        >>> Guarantee(PrivacyEvent(dp_accounting.GaussianDpEvent(2.0))).rdp([2, 4])
-        array([0.25, 0.5 ])
-        """
-        alphas = np.atleast_1d(np.asarray(orders, dtype=float))
-        if not np.all(alphas > 1):
-            raise ValueError(f"`orders` must all be greater than 1, got {orders}.")
-        return accountants.rdp_curve(self.event.dp_event, alphas, self._relation)
-
     def epsilon_curve(self, steps: Sequence[int], delta: float) -> np.ndarray:
         """Returns upper bounds on ε after each of `steps`, (counts,), computed fast.
 

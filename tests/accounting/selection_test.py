@@ -10,10 +10,10 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._pricing import accountants, events
+from dpoptax._pricing import events
 from dpoptax.accounting import selection
 from dpoptax.sampling import PoissonSampler
-from tests.helpers import event_epsilon
+from tests.helpers import divergences, event_epsilon
 
 DELTA = 1e-5
 RUN = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(1.5)), 100)
@@ -29,7 +29,7 @@ def epsilon(event, accountant="rdp"):
 def test_single_candidate_matches_dp_accounting(distribution, mean):
     # Uses our divergences of a run, because dp_accounting's are wrong at non-integer orders.
     orders = rdp.RdpAccountant().orders
-    run = accountants.rdp_curve(RUN, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    run = divergences(RUN, orders)
     best = rdp_privacy_accountant._compute_rdp_repeat_and_select(
         orders, run, mean, selection.SHAPES[distribution]
     )
