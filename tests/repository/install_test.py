@@ -216,7 +216,7 @@ def test_missing_extra_is_reported():
         "import dpoptax.integrations.kauldron": "`dpoptax.integrations.kauldron` needs ",
     }
     program = """
-        import json, sys, types
+        import json, sys
         for missing in ("tyro", "jax_privacy", "matplotlib", "tqdm", "etils"):
             sys.modules[missing] = None
         import dpoptax
