@@ -103,7 +103,7 @@ def _price(
     return price(parts, delta)
 
 
-def profile_of(
+def curves_of(
     event: Event,
     relation: dpa.NeighboringRelation,
     interval: float,
@@ -115,20 +115,10 @@ def profile_of(
 
     δ is larger at the end if an infinite loss is more probable. If PLD proves no ε there, the only
     pair has an infinite ε. Results are cached as in `epsilon_of`.
+
+    Returns:
+      ε, (points,), and δ for removing and for adding a record, (2, points).
     """
-    epsilons, deltas = curves_of(event, relation, interval, least_delta=least_delta, points=points)
-    return epsilons, deltas.max(0)
-
-
-def curves_of(
-    event: Event,
-    relation: dpa.NeighboringRelation,
-    interval: float,
-    *,
-    least_delta: float,
-    points: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ε as `profile_of`, and δ for removing and for adding a record, (2, points)."""
     return _curves(parts_of(event), relation, interval, least_delta, points)
 
 

@@ -60,7 +60,7 @@ class Game:
         if self.steps < 1:
             raise ValueError(f"`steps` must be at least 1, got {self.steps}.")
         rows, records = self.rows, self.sampler.dataset_size
-        if rows != records and not (rows == 1 and self.alone):
+        if rows != records and not (rows == 1 and draws_alone(self.sampler)):
             raise ValueError(
                 f"`dataset` must have a row for each of the sampler's {records} records, got "
                 f"{rows} rows. Under a `PoissonSampler` without `max_batch_size`, it may also hold "
@@ -71,11 +71,6 @@ class Game:
     def rows(self) -> int:
         """The number of examples in `dataset`."""
         return jax.tree.leaves(self.dataset)[0].shape[0]
-
-    @property
-    def alone(self) -> bool:
-        """True if records are drawn independently, so that other records may be omitted."""
-        return draws_alone(self.sampler)
 
 
 def canary_gradient(
@@ -146,7 +141,7 @@ def canary_gradient(
 
 
 def draws_alone(sampler: Sampler) -> bool:
-    """Returns whether a record's draws are independent of others'."""
+    """Returns whether a record's draws are independent of others', so that these may be omitted."""
     return _draws_apart(sampler) and sampler.max_batch_size is None
 
 

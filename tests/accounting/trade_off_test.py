@@ -9,7 +9,7 @@ from dpoptax import accounting, auditing
 from dpoptax._pricing import accountants, custom_events, events
 from dpoptax._pricing.trade_off_functions import gaussian_trade_off
 from tests import games
-from tests.helpers import after_releases
+from tests.helpers import after_releases, profile
 
 RATES = np.linspace(1e-4, 1 - 1e-4, 501)
 
@@ -58,8 +58,8 @@ def test_overflow_probability_adds_to_delta():
         for p in (0.0, 1e-6)
     )
     relation = events.RELATIONS["replace-special"]
-    epsilons, deltas = accountants.profile_of(full, relation, 1e-3)
-    _, exact = accountants.profile_of(event, relation, 1e-3)
+    epsilons, deltas = profile(full, relation, 1e-3)
+    _, exact = profile(event, relation, 1e-3)
     np.testing.assert_allclose(deltas - exact, 1e-6, rtol=1e-6)
     # The same holds when starting from a stated epsilon.
     stated = accountants.epsilon_of(full, float(deltas[30]), "pld", relation, 1e-3)

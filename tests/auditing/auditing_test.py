@@ -11,12 +11,12 @@ import pytest
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._pricing import accountants, checks
+from dpoptax._pricing import checks
 from dpoptax._rounding import bounds
 from dpoptax.auditing import _claim, _replay, _worst_example
 from dpoptax.matrix import CyclicPoissonSampler
 from tests import games, helpers
-from tests.helpers import slow_but
+from tests.helpers import profile, slow_but
 
 KEY = jax.random.key(17)
 SEES = 0.6
@@ -329,7 +329,7 @@ def test_fixed_size_price_is_attained():
     """Checks the worst gradients on a line by quadrature, for one of two records at σ = 1."""
     event = sampling.FixedSizeSampler(2, 1, seed=0).dp_event(1.0, 1)
     relation = checks.relation_named("replace-one")
-    epsilons, deltas = accountants.profile_of(event, relation, 1e-3)
+    epsilons, deltas = profile(event, relation, 1e-3)
     x, step = np.linspace(-9, 9, 2001, retstep=True)
     gradients = np.linspace(-1, 1, 9)
     normal = np.exp(-((x - gradients[:, None]) ** 2) / 2) / np.sqrt(2 * np.pi)

@@ -10,8 +10,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special, stats
 
 from dpoptax import accounting
-from dpoptax._pricing import accountants, composition
-from tests.helpers import event_epsilon
+from dpoptax._pricing import composition
+from tests.helpers import event_epsilon, profile
 
 
 def _coin(interval, towards):
@@ -114,7 +114,7 @@ def test_finds_least_epsilon_where_delta_is_nearly_flat():
 
 def test_pairs_of_profile_are_proven():
     """No δ of the profile is below that of the Gaussian mechanism, and the last is the least."""
-    epsilons, deltas = accountants.profile_of(
+    epsilons, deltas = profile(
         dpa.GaussianDpEvent(1.0),
         dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
         1e-3,
