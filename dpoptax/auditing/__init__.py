@@ -17,6 +17,8 @@ module computes bounds from whole trade-off functions, and p-values of claims: `
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax.auditing._audit import audit
 from dpoptax.auditing._audit_one_run import audit_one_run, audit_scores
+from dpoptax.auditing._check_batches import BatchReport, check_batches
+from dpoptax.auditing._check_noise import NoiseReport, check_noise
 from dpoptax.auditing._checks import ThreatModel
 from dpoptax.auditing._error_curves import (
     CanaryScores,
@@ -25,6 +27,7 @@ from dpoptax.auditing._error_curves import (
     trade_off_curve,
 )
 from dpoptax.auditing._families import Family, approximate_family, claimed_family, gaussian_family
+from dpoptax.auditing._findings import Finding
 from dpoptax.auditing._game import (
     Game,
     canary_gradient,
@@ -38,11 +41,12 @@ from dpoptax.auditing._result import AuditResult, Bound
 from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst_example
 
 __all__ = [
-    "AuditResult", "Bound", "CanaryScores", "Family", "Game", "MembershipReport", "OneRunGuesses",
+    "AuditResult", "BatchReport", "Bound", "CanaryScores", "Family", "Finding", "Game",
+    "MembershipReport", "NoiseReport", "OneRunGuesses",
     "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample", "approximate_family",
     "approximate_trade_off", "audit", "audit_one_run", "audit_scores", "bootstrap_interval",
-    "canary_gradient", "canary_gradients", "claimed_family", "gaussian_family",
-    "gaussian_trade_off", "guesses_about", "leaf_projections", "linear_loss", "membership_report",
+    "canary_gradient", "canary_gradients", "check_batches", "check_noise", "claimed_family",
+    "gaussian_family", "gaussian_trade_off", "guesses_about", "leaf_projections", "linear_loss", "membership_report",
     "p_value_dp", "p_value_fdp", "searched_canary", "trade_off_curve", "worst_example",
 ]  # fmt: skip
 
