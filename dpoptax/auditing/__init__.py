@@ -42,12 +42,12 @@ from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst
 
 __all__ = [
     "AuditResult", "BatchReport", "Bound", "CanaryScores", "Family", "Finding", "Game",
-    "MembershipReport", "NoiseReport", "OneRunGuesses",
-    "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample", "approximate_family",
-    "approximate_trade_off", "audit", "audit_one_run", "audit_scores", "bootstrap_interval",
-    "canary_gradient", "canary_gradients", "check_batches", "check_noise", "claimed_family",
-    "gaussian_family", "gaussian_trade_off", "guesses_about", "leaf_projections", "linear_loss", "membership_report",
-    "p_value_dp", "p_value_fdp", "searched_canary", "trade_off_curve", "worst_example",
+    "MembershipReport", "NoiseReport", "OneRunGuesses", "ThreatModel", "TradeOff", "TradeOffCurve",
+    "WorstExample", "approximate_family", "approximate_trade_off", "audit", "audit_one_run",
+    "audit_scores", "bootstrap_interval", "canary_gradient", "canary_gradients", "check_batches",
+    "check_noise", "claimed_family", "gaussian_family", "gaussian_trade_off", "guesses_about",
+    "leaf_projections", "linear_loss", "membership_report", "p_value_dp", "p_value_fdp",
+    "searched_canary", "trade_off_curve", "worst_example",
 ]  # fmt: skip
 
 

@@ -171,7 +171,8 @@ def check_batches(
     if noise_multiplier is None:
         return report
     terms = {"noise_multiplier": noise_multiplier, "delta": delta}
-    return dataclasses.replace(report, **_guarantees(report, rows, steps or len(rows), terms))
+    claim, seen = _guarantees(report, rows, steps or len(rows), terms)
+    return dataclasses.replace(report, claimed_guarantee=claim, seen_guarantee=seen)
 
 
 def _rows(batch: ArrayLike | Sample, size: int, step: int) -> Integers:
@@ -194,7 +195,7 @@ def _rows(batch: ArrayLike | Sample, size: int, step: int) -> Integers:
 def _partitions(size: int, lengths: ArrayLike | None) -> list[Partition]:
     """Returns groups of rows by their place in the data, by lengths and by remainders."""
     row = np.arange(size)
-    eighths = tuple(f"{i} of 8" for i in range(1, 9))
+    eighths = tuple("12345678")
     found = [Partition(PLACES, row * 8 // size, eighths)]
     if lengths is not None:
         values = np.asarray(lengths)
@@ -265,10 +266,8 @@ def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tupl
     if mean:
         period = max(1, round(number / mean))
         yield f"each record once in {period} steps, at random", AllocationLaw(number, period)
-        yield (
-            f"Poisson samples of {mean:.4g} on average",
-            IndependentLaw((number,), (mean / number,)),
-        )
+        law = IndependentLaw((number,), (mean / number,))
+        yield f"Poisson samples of {mean:.4g} on average", law
     rate, most = claimed.sampling_probability, int(sizes.max())
     yield f"Poisson samples cut to {most}", IndependentLaw((number,), (rate,), most)
 
@@ -292,20 +291,19 @@ def _shape(findings: Sequence[Finding]) -> str | None:
 
 def _guarantees(
     report: BatchReport, rows: Sequence[Integers], steps: int, terms: dict[str, Any]
-) -> dict[str, Guarantee]:
+) -> tuple[Guarantee | None, Guarantee | None]:
     """Returns the guarantee of the claim, and one of the batches as they were seen."""
-    claimed, found = report.claimed, {}
+    claimed = report.claimed
     has_event = claimed.neighboring_relation != "none"
-    if has_event:
-        found["claimed_guarantee"] = planned_guarantee(sampler=claimed, steps=steps, **terms)
+    claim = planned_guarantee(sampler=claimed, steps=steps, **terms) if has_event else None
     by_length = any(each.name == f"mix by {LENGTHS}" for each in report.findings)
-    if (report.alarm or not has_event) and not by_length:
-        size = claimed.dataset_size
-        # Every record in every step: k releases with all their noise.
-        everyone = CyclicPoissonSampler(size, size, unit=claimed.unit)
-        releases = _releases(rows, size, steps)
-        found["seen_guarantee"] = planned_guarantee(sampler=everyone, steps=releases, **terms)
-    return found
+    if by_length or (has_event and not report.alarm):
+        return claim, None
+    # Every record in every step: k releases with all their noise.
+    size = claimed.dataset_size
+    everyone = CyclicPoissonSampler(size, size, unit=claimed.unit)
+    releases = _releases(rows, size, steps)
+    return claim, planned_guarantee(sampler=everyone, steps=releases, **terms)
 
 
 def _releases(rows: Sequence[Integers], size: int, steps: int) -> int:

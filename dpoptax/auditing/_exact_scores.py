@@ -124,4 +124,4 @@ def extremes_p_value(scores: Array) -> float:
 
 def any_of(p_values: list[float]) -> float:
     """Returns a p-value of the union of hypotheses, by Bonferroni."""
-    return min(1.0, len(p_values) * min(map(float, p_values), default=1.0))
+    return min(1.0, max(1, len(p_values)) * min(map(float, p_values), default=1.0))
