@@ -1,89 +1,21 @@
 """Checks whether the batches of any loader are draws of a claimed sampler."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpoptax.accounting import Guarantee, planned_guarantee
-from dpoptax.accounting._statement import claim_text
-from dpoptax.auditing._batch_laws import (
-    AllocationLaw,
-    BatchLaw,
-    EpochLaw,
-    FixedLaw,
-    IndependentLaw,
-    law_of,
-)
-from dpoptax.auditing._batch_scan import NEW, PREVIOUS, Partition, scan_batches
-from dpoptax.auditing._batch_tests import tests_of
-from dpoptax.auditing._findings import Finding, rejected
+from dpoptax.auditing._batch_laws import law_of
+from dpoptax.auditing._batch_report import BatchReport
+from dpoptax.auditing._closer_laws import LENGTHS, closer_law, row_groups, tested
 from dpoptax.sampling import Sample, Sampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 Integers = NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchReport:
-    """Holds the result of `check_batches`.
-
-    Attributes:
-      claimed: the claimed sampler.
-      sizes: the number of records of each batch, (steps,).
-      impossible: sentences about batches that the claimed sampler cannot draw.
-      tests: all tests, with their p-values.
-      closer: another law that the tests do not refute; None without an alarm, or if all are.
-      participations: the greatest number of times that one record was drawn.
-      claimed_guarantee: the guarantee of the claim; None if no noise was given, or if the sampler
-        has no event.
-      seen_guarantee: a guarantee without amplification, for the batches as they were seen. None
-        without an alarm if the claim has a guarantee, and if batches depend on the records.
-    """
-
-    claimed: Sampler
-    sizes: Integers = dataclasses.field(repr=False)
-    impossible: tuple[str, ...]
-    tests: tuple[Finding, ...] = dataclasses.field(repr=False)
-    closer: str | None
-    participations: int
-    claimed_guarantee: Guarantee | None = dataclasses.field(default=None, repr=False)
-    seen_guarantee: Guarantee | None = dataclasses.field(default=None, repr=False)
-
-    @functools.cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """The tests that refute the claim, by Holm's method."""
-        return rejected(self.tests)
-
-    @property
-    def alarm(self) -> bool:
-        """True if the batches are not draws of the claimed sampler.
-
-        Draws of the claimed sampler raise an alarm with a probability of at most 1 in 1,000.
-        """
-        return bool(self.impossible or self.findings)
-
-    def __str__(self) -> str:
-        sizes = self.sizes
-        lines = [
-            f"{len(sizes):,} batches of {sizes.min():,} to {sizes.max():,} records, "
-            f"{sizes.mean():,.1f} on average",
-            f"claimed: {self.claimed.law}",
-            "  NOT draws of it" if self.alarm else "  not contradicted",
-        ]
-        few = self.impossible[:2]
-        lines += [f"  {text}" for text in few]
-        if more := len(self.impossible) - len(few):
-            lines.append(f"  and {more:,} more impossible batches")
-        lines += [f"  {finding}" for finding in self.findings]
-        if self.alarm:
-            lines.append(f"closer: {self.closer or 'none of the known laws'}")
-        lines += _price_lines(self)
-        return "\n".join(lines)
 
 
 def check_batches(
@@ -153,9 +85,9 @@ def check_batches(
     rows = [_rows(batch, dataset_size, step) for step, batch in enumerate(batches)]
     if not rows:
         raise ValueError("`batches` must hold at least one batch, got none.")
-    partitions = _partitions(dataset_size, lengths)
+    partitions = row_groups(dataset_size, lengths)
     distinct = [np.unique(each) for each in rows]
-    impossible, tests = _tested(distinct, law, partitions)
+    impossible, tests = tested(distinct, law, partitions)
     repeats = _repeats(rows, distinct)
     report = BatchReport(
         claimed,
@@ -166,7 +98,7 @@ def check_batches(
         participations=int(_times(rows, dataset_size).max()),
     )
     if report.alarm:
-        closer = "batches with replacement" if repeats else _closer(distinct, report, partitions)
+        closer = "batches with replacement" if repeats else closer_law(distinct, report, partitions)
         report = dataclasses.replace(report, closer=closer)
     if noise_multiplier is None:
         return report
@@ -192,39 +124,6 @@ def _rows(batch: ArrayLike | Sample, size: int, step: int) -> Integers:
     return rows
 
 
-def _partitions(size: int, lengths: ArrayLike | None) -> list[Partition]:
-    """Returns groups of rows by their place in the data, by lengths and by remainders."""
-    row = np.arange(size)
-    eighths = tuple("12345678")
-    found = [Partition(PLACES, row * 8 // size, eighths)]
-    if lengths is not None:
-        values = np.asarray(lengths)
-        if values.shape != (size,):
-            raise ValueError(f"`lengths` must have shape ({size},), got {values.shape}.")
-        rank = np.empty(size, np.int64)
-        rank[np.argsort(values, kind="stable")] = row
-        found.append(Partition(LENGTHS, rank * 8 // size, eighths))
-    # In this order the first halving separates even rows, and the second remainders modulo 4.
-    reversed_bits = np.array([0, 4, 2, 6, 1, 5, 3, 7])
-    for modulus in (8, 3, 5, 7):
-        order = np.argsort(reversed_bits) if modulus == 8 else np.arange(modulus)
-        labels = tuple(str(each) for each in np.argsort(order))
-        found.append(Partition(f"{REMAINDERS} {modulus}", order[row % modulus], labels))
-    return found
-
-
-PLACES, LENGTHS, REMAINDERS = "eighths of the rows", "eighths by length", "remainders modulo"
-
-
-def _tested(
-    distinct: Sequence[Integers], law: BatchLaw, partitions: Sequence[Partition]
-) -> tuple[list[str], list[Finding]]:
-    """Returns the impossible batches under a law, and the tests of the others."""
-    window = max(1, round(law.size * len(distinct) / max(1, sum(map(len, distinct)))) - 1)
-    scan = scan_batches(distinct, law, window, partitions)
-    return scan.impossible, tests_of(scan, partitions)
-
-
 def _repeats(rows: Sequence[Integers], distinct: Sequence[Integers]) -> list[str]:
     number = sum(len(a) != len(b) for a, b in zip(rows, distinct, strict=True))
     return [f"{number:,} batches hold a record twice"] if number else []
@@ -233,60 +132,6 @@ def _repeats(rows: Sequence[Integers], distinct: Sequence[Integers]) -> list[str
 def _times(rows: Sequence[Integers], size: int) -> Integers:
     """Returns how often each record was drawn, (N,)."""
     return np.bincount(np.concatenate(rows), minlength=size)
-
-
-def _closer(
-    distinct: Sequence[Integers], report: BatchReport, partitions: Sequence[Partition]
-) -> str | None:
-    """Names a law that the tests do not refute, or the shape of the strongest finding."""
-    seen: set[bytes] = set()
-    again = 0
-    for each in distinct:
-        again += len(each) > 0 and each.tobytes() in seen
-        seen.add(each.tobytes())
-    if 4 * again > len(distinct):
-        return "the same batches again"
-    for name, law in _candidates(distinct, report.claimed):
-        impossible, tests = _tested(distinct, law, partitions)
-        if not impossible and not rejected(tests):
-            return name
-    return _shape(report.findings)
-
-
-def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, BatchLaw]]:
-    """Yields names and laws, from special to general, each new and before its first step."""
-    sizes = np.array([len(each) for each in distinct])
-    number, first, mean = claimed.dataset_size, int(sizes[0]), float(sizes.mean())
-    if first:
-        yield "shuffled epochs", EpochLaw(number, first)
-        if number % first and len(distinct) > number // first:
-            yield "shuffled epochs with drop_last", EpochLaw(number, first, drop_last=True)
-    if np.all(sizes == first):
-        yield f"batches of {first} without replacement", FixedLaw(number, first)
-    if mean:
-        period = max(1, round(number / mean))
-        yield f"each record once in {period} steps, at random", AllocationLaw(number, period)
-        law = IndependentLaw((number,), (mean / number,))
-        yield f"Poisson samples of {mean:.4g} on average", law
-    rate, most = claimed.sampling_probability, int(sizes.max())
-    yield f"Poisson samples cut to {most}", IndependentLaw((number,), (rate,), most)
-
-
-def _shape(findings: Sequence[Finding]) -> str | None:
-    """Names the shape of batches that no candidate fits."""
-    names = {each.name: each for each in reversed(findings)}
-    for kind, far, near in (
-        (LENGTHS, "batches of similar lengths", "equal shares of lengths in each batch"),
-        (REMAINDERS, "each batch from one shard of rows", "a share of each shard in each batch"),
-        (PLACES, "batches of neighboring rows", "a share of each block of rows in each batch"),
-    ):
-        for name, each in names.items():
-            if name.startswith(f"mix by {kind}"):
-                return far if each.effect > 1 else near
-    if PREVIOUS in names and names[PREVIOUS].effect > 1:
-        return "consecutive batches that share records"
-    rates = [name for name in names if name.startswith("rates by")]
-    return "groups of rows with rates of their own" if rates or NEW in names else None
 
 
 def _guarantees(
@@ -313,15 +158,3 @@ def _releases(rows: Sequence[Integers], size: int, steps: int) -> int:
         found, times = np.unique(each, return_counts=True)
         squares[found] += times**2
     return int(squares.max()) * math.ceil(steps / min(steps, len(rows)))
-
-
-def _price_lines(report: BatchReport) -> list[str]:
-    lines = []
-    for name, guarantee in (
-        ("claimed", report.claimed_guarantee),
-        ("without amplification", report.seen_guarantee),
-    ):
-        if guarantee is not None:
-            terms = guarantee.stated_delta, guarantee.unit, guarantee.neighboring_relation
-            lines.append(f"{name}: {claim_text(guarantee.stated_epsilon, *terms)}")
-    return lines
