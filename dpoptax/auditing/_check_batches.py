@@ -98,7 +98,8 @@ def check_batches(
         participations=int(_times(rows, dataset_size).max()),
     )
     if report.alarm:
-        closer = "batches with replacement" if repeats else closer_law(distinct, report, partitions)
+        found = distinct, claimed, report.findings, partitions
+        closer = "batches with replacement" if repeats else closer_law(*found)
         report = dataclasses.replace(report, closer=closer)
     if noise_multiplier is None:
         return report

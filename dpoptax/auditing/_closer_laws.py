@@ -55,7 +55,10 @@ def tested(
 
 
 def closer_law(
-    distinct: Sequence[Integers], report: BatchReport, partitions: Sequence[Partition]
+    distinct: Sequence[Integers],
+    claimed: Sampler,
+    findings: Sequence[Finding],
+    partitions: Sequence[Partition],
 ) -> str | None:
     """Names a law that the tests do not refute, or the shape of the strongest finding."""
     seen: set[bytes] = set()
@@ -65,11 +68,11 @@ def closer_law(
         seen.add(each.tobytes())
     if 4 * again > len(distinct):
         return "the same batches again"
-    for name, law in _candidates(distinct, report.claimed):
+    for name, law in _candidates(distinct, claimed):
         impossible, tests = tested(distinct, law, partitions)
         if not impossible and not rejected(tests):
             return name
-    return _shape(report.findings)
+    return _shape(findings)
 
 
 def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, BatchLaw]]:
