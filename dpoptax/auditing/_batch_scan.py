@@ -1,4 +1,4 @@
-"""Reads a sequence of batches once, and counts what a law of batches makes predictions about."""
+"""Reads a sequence of batches once, and counts the events that a law of batches predicts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Partition(NamedTuple):
     """Groups of records, named by a number for each record.
 
     Attributes:
-      name: what the groups are.
+      name: the kind of groups.
       groups: (N,), in [0, len(labels)).
       labels: the name of each group.
     """

@@ -19,7 +19,7 @@ from dpoptax.auditing._findings import FALSE_ALARM, Finding
 
 Array = NDArray[np.float64]
 
-# Scores are randomized by a stream of their own, which no loader draws from.
+# Scores are randomized by a stream that no loader draws from.
 _STREAM = (0x62617463, 0x68657321)
 
 

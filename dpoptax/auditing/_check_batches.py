@@ -40,15 +40,15 @@ def check_batches(
 
     Records that a batch holds twice, or draws too early, refute a claim at once. All p-values are
     exact or conservative, and Holm's method bounds their union: correct draws raise an alarm with a
-    probability of at most 1 in 1,000. No alarm proves nothing about laws that the tests do not
-    tell apart, nor about the quality of the generator. A few epochs suffice.
+    probability of at most 1 in 1,000. Without an alarm, the batches may still have
+    another law that the tests do not see, or a weak generator. A few epochs suffice.
 
     The report compares two prices if `noise_multiplier` is given. Without amplification,
 
-        ε of k releases of one record with all its noise,   k ≥ Σ_t m_t²,
+        ε of k Gaussian releases,   k = max over records of Σ_t m_t²,
 
-    where m_t counts a record in batch t. This holds for an adversary who knows all batches, if a
-    record does not move others between batches.
+    where m_t counts a record in batch t. It holds even if the adversary knows all batches. It
+    assumes that no record changes the batches of the others.
 
     Privacy: batches are as secret as the sampler's seed, and so is the report.
 
@@ -60,12 +60,13 @@ def check_batches(
       claimed: the sampler that the accounting assumes, with or without a seed.
       lengths: (N,), a number for each record by which a loader might sort.
       noise_multiplier: σ, to show prices.
-      steps: the number of releases to price; by default, the number of batches.
+      steps: the number of releases to price; by default, the number of batches. Later batches are
+        assumed to be like these.
       delta: δ of the prices, as for `accounting.planned_guarantee`.
 
     Raises:
       TypeError: the law of `claimed` is not known, or a batch does not hold integers.
-      ValueError: there are no batches, rows are outside of [0, N), `dataset_size` is not that of
+      ValueError: `batches` is empty, rows are outside of [0, N), `dataset_size` is not that of
         `claimed`, or it has a `max_batch_size` and steps that depend on each other.
 
     >>> from dpoptax import sampling
@@ -76,12 +77,12 @@ def check_batches(
     >>> report.alarm, report.closer, report.participations
     (True, 'shuffled epochs', 3)
     """
+    law = law_of(claimed)
     if dataset_size != claimed.dataset_size:
         raise ValueError(
             f"`dataset_size` must be that of `claimed`, {claimed.dataset_size}, got "
             f"{dataset_size}. A price for another number of records is not that of this run."
         )
-    law = law_of(claimed)
     rows = [_rows(batch, dataset_size, step) for step, batch in enumerate(batches)]
     if not rows:
         raise ValueError("`batches` must hold at least one batch, got none.")

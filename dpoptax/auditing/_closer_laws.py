@@ -20,7 +20,13 @@ from dpoptax.sampling import Sampler
 Integers = NDArray[np.int64]
 
 PLACES, LENGTHS, REMAINDERS = "eighths of the rows", "eighths by length", "remainders modulo"
-# A rate is that of a group of its own if it is off by more than this.
+# The shapes of batches whose shares of groups spread more than those of random ones, or less.
+_SHAPES = {
+    LENGTHS: ("batches of similar lengths", "equal shares of lengths in each batch"),
+    REMAINDERS: ("each batch from one shard of rows", "a share of each shard in each batch"),
+    PLACES: ("batches of neighboring rows", "a share of each block of rows in each batch"),
+}
+# A group counts as drawn with another rate if it is off by more than this.
 _FAR = 0.1
 
 
@@ -95,16 +101,12 @@ def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tupl
 
 
 def _shape(findings: Sequence[Finding]) -> str | None:
-    """Names the shape of batches that no candidate fits."""
-    names = {each.name: each for each in reversed(findings)}
-    for kind, far, near in (
-        (LENGTHS, "batches of similar lengths", "equal shares of lengths in each batch"),
-        (REMAINDERS, "each batch from one shard of rows", "a share of each shard in each batch"),
-        (PLACES, "batches of neighboring rows", "a share of each block of rows in each batch"),
-    ):
-        mixes = [name for name in names if name.startswith(f"mix by {kind}")]
-        if mixes and not _uneven(names, mixes[-1]):
-            return far if names[mixes[-1]].effect > 1 else near
+    """Names the shape of batches that no candidate fits, by the strongest finding of a mix."""
+    names = {each.name: each for each in findings}
+    for name, each in names.items():
+        for kind, (spread, even) in _SHAPES.items():
+            if name.startswith(f"mix by {kind}") and not _uneven(names, name):
+                return spread if each.effect > 1 else even
     rates = [each.effect for name, each in names.items() if name.startswith("rates by")]
     if any(abs(effect - 1) > _FAR for effect in rates):
         return "groups of rows with rates of their own"

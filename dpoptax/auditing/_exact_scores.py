@@ -111,7 +111,7 @@ def spread_p_value(scores: Array) -> float:
 def extremes_p_value(scores: Array) -> float:
     """Returns the p-value of the largest and the smallest of independent scores.
 
-    Each may be too far from the mean or, if large counts are cut, too near.
+    Each may be too far from the mean, or too near to it if large counts are cut.
     """
     if not len(scores):
         return 1.0

@@ -11,9 +11,9 @@ class Finding(NamedTuple):
     """One test of a check.
 
     Attributes:
-      name: what was tested.
+      name: the tested property.
       p_value: an upper bound on the probability that a correct run is at least this far off.
-      effect: what was seen, relative to what the claim expects.
+      effect: the observed number over the expected one.
       seen: the numbers, as a sentence.
     """
 
