@@ -32,7 +32,7 @@ SAMPLERS = {
     "shuffled": sampling.ShuffledSampler(410, 20, seed=0),
     "allocation": sampling.RandomAllocationSampler(400, 20, seed=0),
     "three of T": sampling.RandomAllocationSampler(400, 20, seed=0, participations=3),
-    "separated": sampling.MinSeparationSampler(400, 20, seed=0, separation=7),
+    "separated": sampling.MinSeparationSampler(400, 20, seed=0, separation=3),
     "cyclic": CyclicPoissonSampler(400, 20, seed=0, cycle_length=7),
     "cyclic in order": CyclicPoissonSampler(400, 57, seed=0, cycle_length=7, multiple_of=8),
 }
@@ -56,10 +56,10 @@ def test_correct_samplers_raise_no_alarm():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_p_values_of_correct_samplers_are_exact_or_conservative(name):
-    seeds = 100 if name == "separated" else 300
+    seeds = 30 if name == "separated" else 120
     reports = [_check(SAMPLERS[name], seed) for seed in range(seeds)]
     p_values = np.array([[test.p_value for test in report.tests] for report in reports])
-    assert sum(report.alarm for report in reports) <= 4
+    assert sum(report.alarm for report in reports) <= 2
     assert not any(report.impossible for report in reports)
     for level in (0.5, 0.1, 0.02):
         most = np.max(np.sum(p_values <= level, axis=0))
@@ -173,7 +173,7 @@ FAULTS = {
     ),
     "too large a rate": (
         _repeat(lambda rng: _poisson(rng, rate=1.1 * B / N)),
-        "Poisson samples of 7",
+        "Poisson samples of 69.91 on average",
     ),
 }
 
