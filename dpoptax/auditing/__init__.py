@@ -12,6 +12,10 @@ by a coin with the sampler's probability, so this case does not test the sampler
 `jax_privacy.auditing` computes bounds on ε from one threshold (install `dpoptax[audit]`). This
 module computes bounds from whole trade-off functions, and p-values of claims: `TradeOff`,
 `trade_off_curve`, `p_value_fdp`.
+
+`check_batches` and `check_noise` need only row numbers and releases, from a run of any library.
+Draws of the claimed sampler, and new noise of the claimed size, raise an alarm with a probability
+of at most 1 in 1,000.
 """
 
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
