@@ -67,6 +67,8 @@ class Scan:
     """Holds the counts of a sequence of batches.
 
     Attributes:
+      steps: the number of steps.
+      pools: the number of pools.
       impossible: sentences, each about batches that the law cannot draw.
       counts: for each pool, the numbers drawn in each step.
       shared: for each set of records, how many of it each step drew.
@@ -74,6 +76,8 @@ class Scan:
       tallies: for each partition, the numbers of each step and pool.
     """
 
+    steps: int
+    pools: int
     impossible: list[str] = dataclasses.field(default_factory=list)
     counts: dict[int, list[Count]] = dataclasses.field(default_factory=dict)
     shared: dict[str, list[Marked]] = dataclasses.field(default_factory=dict)
@@ -94,7 +98,8 @@ def scan_batches(
       window: the number of steps of the set "recently drawn".
       partitions: groups of records.
     """
-    scan, history, largest = Scan(), _History(law.size, window), 0
+    scan = Scan(len(batches), law.pools)
+    history, largest = _History(law.size, window), 0
     sizes = None
     for step, rows in enumerate(batches):
         labels = law.labels(step)

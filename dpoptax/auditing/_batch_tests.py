@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptax.auditing._batch_laws import Count, Marked
+from dpoptax.auditing._batch_laws import Marked
 from dpoptax.auditing._batch_scan import KNOWN, NEW, PREVIOUS, RECENT, Match, Partition, Scan, Tally
 from dpoptax.auditing._exact_scores import (
     binomial_scores,
@@ -13,36 +13,39 @@ from dpoptax.auditing._exact_scores import (
     hypergeometric_scores,
     hypergeometric_tails,
     mean_p_value,
+    padded,
     spread_p_value,
 )
 from dpoptax.auditing._findings import FALSE_ALARM, Finding
 
 Array = NDArray[np.float64]
 
-# Scores are randomized by a stream that no loader draws from.
-_STREAM = (0x62617463, 0x68657321)
 
-
-def tests_of(scan: Scan, partitions: Sequence[Partition]) -> list[Finding]:
+def findings_of(
+    scan: Scan, partitions: Sequence[Partition], rng: np.random.Generator
+) -> list[Finding]:
     """Returns all tests, always the same number for the same partitions."""
-    rng = np.random.default_rng(np.random.SeedSequence(_STREAM))
-    found = _sizes(scan.counts, rng)
-    found += [_shared(name, scan.shared.get(name, []), rng) for name in (PREVIOUS, RECENT)]
-    found += [_shared(name, scan.shared.get(name, []), rng) for name in (NEW, KNOWN)]
-    found.append(_repeated(scan.matches))
+    found = _sizes(scan, rng)
+    number = scan.steps * scan.pools
+    for name in (PREVIOUS, RECENT, NEW, KNOWN):
+        found.append(_shared(name, scan.shared.get(name, []), number, rng))
+    found.append(_repeated(scan.matches, number))
     for partition in partitions:
         found += _groups(partition, scan.tallies.get(partition.name, []), rng)
     return found
 
 
-def _sizes(counts: dict[int, list[Count]], rng: np.random.Generator) -> list[Finding]:
+def _sizes(scan: Scan, rng: np.random.Generator) -> list[Finding]:
     """Tests the mean size in each pool, and the spread and the extremes over all pools."""
-    scores, means = [], []
+    counts, scores, means = scan.counts, [], []
     for each in counts.values():
         found, trials, rates, most = (np.array(column) for column in zip(*each, strict=True))
-        scores.append(binomial_scores(found, trials, rates, most, rng))
+        random = binomial_scores(found, trials, rates, most, rng)
+        scores.append(padded(random, scan.steps, rng))
         means.append((mean_p_value(scores[-1]), found.mean(), (trials * rates).mean()))
-    together = np.concatenate(scores) if scores else np.zeros(0)
+    together = np.zeros(0)
+    if scores:
+        together = padded(np.concatenate(scores), scan.steps * scan.pools, rng)
     sizes = [count.found for each in counts.values() for count in each]
     p_value, seen, expected = min(means, default=(1.0, 1.0, 1.0))
     mean = f"{seen:,.4g} records in a batch, {expected:,.4g} expected"
@@ -50,23 +53,24 @@ def _sizes(counts: dict[int, list[Count]], rng: np.random.Generator) -> list[Fin
     ratio = _spread(together)
     spread = f"{ratio:.2g} times as wide as expected"
     return [
-        Finding("mean size", min(1.0, p_value * max(1, len(means))), float(seen / expected), mean),
+        Finding("mean size", min(1.0, p_value * scan.pools), float(seen / expected), mean),
         Finding("spread of sizes", spread_p_value(together), ratio, spread),
         Finding("extreme sizes", extremes_p_value(together), 1.0, ends),
     ]
 
 
-def _shared(name: str, marked: Sequence[Marked], rng: np.random.Generator) -> Finding:
+def _shared(name: str, marked: Sequence[Marked], number: int, rng: np.random.Generator) -> Finding:
     if not marked:
         return Finding(name, 1.0, 1.0, "none")
     found, pool, chosen, drawn = (np.array(column) for column in zip(*marked, strict=True))
-    p_value = mean_p_value(hypergeometric_scores(found, pool, chosen, drawn, rng))
+    scores = hypergeometric_scores(found, pool, chosen, drawn, rng)
+    p_value = mean_p_value(padded(scores, number, rng))
     expected = (drawn * chosen / pool).sum()
     seen = f"{found.sum():,} draws, {expected:,.0f} expected"
     return Finding(name, p_value, float(found.sum() / expected), seen)
 
 
-def _repeated(matches: Sequence[Match]) -> Finding:
+def _repeated(matches: Sequence[Match], number: int) -> Finding:
     """Tests the greatest match of each batch with an earlier one."""
     name = "repeated batches"
     if not matches:
@@ -76,9 +80,9 @@ def _repeated(matches: Sequence[Match]) -> Finding:
     )
     above, equal, _ = hypergeometric_tails(found, pool, largest, drawn)
     p_values = np.minimum(1.0, step * (above + equal))
-    p_value = min(1.0, len(matches) * float(p_values.min()))
+    p_value = min(1.0, number * float(p_values.min()))
     best = int(np.argmin(p_values))
-    significant = p_values * len(matches) < FALSE_ALARM
+    significant = p_values * number < FALSE_ALARM
     lags = np.bincount((step - earlier)[significant]) if significant.any() else np.zeros(1)
     seen = f"step {step[best]:,} shares {found[best]:,} of {drawn[best]:,} with {earlier[best]:,}"
     if significant.sum() > 1:
@@ -105,7 +109,7 @@ def _groups(
         found, among = drawn[:, low:middle].sum(axis=1), drawn[:, low:high].sum(axis=1)
         random = (marked > 0) & (marked < pool) & (among > 0) & (among < pool)
         counts = found[random], pool[random], marked[random], among[random]
-        scores = hypergeometric_scores(*counts, rng)
+        scores = padded(hypergeometric_scores(*counts, rng), len(members), rng)
         name = partition.part(low, middle)
         means.append(_rate(name, counts, scores))
         ratio = _spread(scores)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpoptax.accounting import Guarantee, planned_guarantee
 from dpoptax.auditing._batch_laws import law_of
 from dpoptax.auditing._batch_report import BatchReport
-from dpoptax.auditing._closer_laws import LENGTHS, closer_law, row_groups, tested
+from dpoptax.auditing._closer_laws import LENGTHS, closer_law, findings_under, row_groups
 from dpoptax.sampling import Sample, Sampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
@@ -88,7 +88,7 @@ def check_batches(
         raise ValueError("`batches` must hold at least one batch, got none.")
     partitions = row_groups(dataset_size, lengths)
     distinct = [np.unique(each) for each in rows]
-    impossible, tests = tested(distinct, law, partitions)
+    impossible, tests = findings_under(distinct, law, claimed, partitions)
     repeats = _repeats(rows, distinct)
     report = BatchReport(
         claimed,

@@ -1,5 +1,6 @@
 """Tests batches under a law, and looks for another law that fits them."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from dpoptax.auditing._batch_laws import (
     IndependentLaw,
 )
 from dpoptax.auditing._batch_scan import NEW, PREVIOUS, Partition, scan_batches
-from dpoptax.auditing._batch_tests import tests_of
+from dpoptax.auditing._batch_tests import findings_of
 from dpoptax.auditing._findings import Finding, rejected
 from dpoptax.sampling import Sampler
 
@@ -51,13 +52,27 @@ def row_groups(size: int, lengths: ArrayLike | None) -> list[Partition]:
     return found
 
 
-def tested(
-    distinct: Sequence[Integers], law: BatchLaw, partitions: Sequence[Partition]
+def findings_under(
+    distinct: Sequence[Integers], law: BatchLaw, claimed: Sampler, partitions: Sequence[Partition]
 ) -> tuple[list[str], list[Finding]]:
     """Returns the impossible batches under a law, and the tests of the others."""
-    window = max(1, round(law.size * len(distinct) / max(1, sum(map(len, distinct)))) - 1)
+    # By the claim and not by the sizes of batches, of which a score may only know the earlier ones.
+    window = max(1, round(claimed.dataset_size / claimed.batch_size) - 1)
     scan = scan_batches(distinct, law, window, partitions)
-    return scan.impossible, tests_of(scan, partitions)
+    return scan.impossible, findings_of(scan, partitions, _randomization(distinct))
+
+
+def _randomization(distinct: Sequence[Integers]) -> np.random.Generator:
+    """Returns the generator that randomizes scores, a function of the batches.
+
+    A fixed stream would make the scores of small counts about the same for all batches, so that
+    false alarms are rare only on average over streams. Streams of different batches are independent
+    if SHA-256 behaves like a random function.
+    """
+    digest = hashlib.sha256()
+    for rows in distinct:
+        digest.update(len(rows).to_bytes(8, "big") + rows.tobytes())
+    return np.random.default_rng(int.from_bytes(digest.digest(), "big"))
 
 
 def closer_law(
@@ -75,7 +90,7 @@ def closer_law(
     if 4 * again > len(distinct):
         return "the same batches again"
     for name, law in _candidates(distinct, claimed):
-        impossible, tests = tested(distinct, law, partitions)
+        impossible, tests = findings_under(distinct, law, claimed, partitions)
         if not impossible and not rejected(tests):
             return name
     return _shape(findings)
