@@ -41,7 +41,8 @@ def check_batches(
     Records that a batch holds twice, or draws too early, refute a claim at once. All p-values are
     exact or conservative, and Holm's method bounds their union: correct draws raise an alarm with a
     probability of at most 1 in 1,000. Without an alarm, the batches may still have another law that
-    the tests do not see, or a weak generator. A few epochs suffice. Equal batches have equal reports.
+    the tests do not see, or a weak generator. A few epochs suffice. Equal batches have equal
+    reports.
 
     The report compares two prices if `noise_multiplier` is given. Without amplification,
 
