@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import dpoptax
-from dpoptax import accounting, auditing, sampling
+from dpoptax import auditing, sampling
 from dpoptax._release import ledger
 from dpoptax.contrib._coordinates import to_hyperspherical
 
@@ -29,6 +29,7 @@ CLIPS = {
     "psac_clip": dpoptax.contrib.psac_clip,
     "normalized_clip": dpoptax.normalized_clip,
 }
+from tests.helpers import planned_epsilon
 
 
 def poisson(records=64, batch_size=None):
@@ -53,9 +54,12 @@ def method(name, sampler, noise_multiplier=1.0):
 @functools.cache
 def claim(noise_multiplier=1.0, probability=1.0, steps=1, delta=1e-5):
     """Returns ε from the accountant."""
-    return accounting.planned_guarantee(
-        noise_multiplier=noise_multiplier, sampling_probability=probability, steps=steps
-    ).epsilon(delta)
+    return planned_epsilon(
+        noise_multiplier=noise_multiplier,
+        sampling_probability=probability,
+        steps=steps,
+        delta=delta,
+    )
 
 
 def signed(state):

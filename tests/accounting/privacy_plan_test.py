@@ -17,7 +17,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, runs, sampling, users
-from tests.helpers import after_releases, slow_but
+from tests.helpers import after_releases, planned_epsilon, slow_but
 
 pytestmark = pytest.mark.usefixtures("coarse_prices")
 
@@ -54,9 +54,7 @@ def test_plan_equals_its_parts(name):
     run = {"delta": 1e-5, "steps": 20, "sampler": by_hand, "accountant": "rdp"}
     sigma = accounting.calibrate(epsilon=2.0, **run)
     assert plan.noise_multiplier == sigma
-    assert (
-        plan.epsilon == accounting.planned_guarantee(noise_multiplier=sigma, **run).stated_epsilon
-    )
+    assert plan.epsilon == planned_epsilon(noise_multiplier=sigma, **run)
     assert plan.epsilon <= 2.0
     key = jax.random.key(3)
     seeded = runs.seeded(by_hand, key)

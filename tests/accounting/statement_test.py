@@ -13,7 +13,7 @@ from scipy import stats
 import dpoptax
 from dpoptax import accounting, matrix, sampling, users
 from dpoptax._support import rounded
-from tests.helpers import after_releases, event_epsilon
+from tests.helpers import after_releases, event_epsilon, planned_epsilon
 
 PARAMS = jnp.zeros(3)
 DELTA = 1e-5
@@ -265,9 +265,9 @@ def test_delta_at_zero_and_without_privacy():
 def test_epsilon_curve_ends_with_its_run():
     made = accounting.guarantee(spent(gaussian()), SAMPLER)
     assert made.epsilon_curve([3], DELTA) == made.epsilon(DELTA)
-    assert made.epsilon_curve([2], DELTA) == accounting.planned_guarantee(
+    assert made.epsilon_curve([2], DELTA) == planned_epsilon(
         noise_multiplier=4.0, steps=2, sampler=SAMPLER
-    ).epsilon(DELTA)
+    )
     with pytest.raises(ValueError, match="`steps` must be at most the 3 steps of the run, got 4"):
         made.epsilon_curve([4], DELTA)
     turns = (

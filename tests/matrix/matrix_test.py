@@ -15,7 +15,7 @@ import dpoptax
 from dpoptax import accounting, matrix, sampling
 from dpoptax.matrix._inverse_strategies import reciprocal
 from dpoptax.matrix._strategies import _buffered_noise, _settled_noise
-from tests.helpers import after_releases, equations, event_epsilon
+from tests.helpers import after_releases, equations, event_epsilon, planned_epsilon
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(0.5)
@@ -299,17 +299,13 @@ def test_full_groups_are_batches_in_fixed_order():
 def test_amplified_price_is_that_of_one_group():
     sampler = _cyclic(batch_size=50, cycle_length=4)
     sampling = BANDED.under(sampler)
-    spent = accounting.planned_guarantee(noise_multiplier=4.0, sampler=sampling, steps=42).epsilon(
-        1e-5
-    )
+    spent = planned_epsilon(noise_multiplier=4.0, sampler=sampling, steps=42)
     event = dpa.SelfComposedDpEvent(
         dpa.PoissonSampledDpEvent(50 / 250, dpa.GaussianDpEvent(4.0)), 11
     )
     reference = dpa.pld.PLDAccountant(dpa.NeighboringRelation.REPLACE_SPECIAL)
     np.testing.assert_allclose(spent, reference.compose(event).get_epsilon(1e-5), rtol=2e-3)
-    rdp = accounting.planned_guarantee(
-        noise_multiplier=4.0, sampler=sampling, steps=42, accountant="rdp"
-    ).epsilon(1e-5)
+    rdp = planned_epsilon(noise_multiplier=4.0, sampler=sampling, steps=42, accountant="rdp")
     assert spent < rdp < 1.3 * spent
 
 
@@ -343,9 +339,7 @@ def test_accountings_agree_at_full_participation():
     sampler = _cyclic(batch_size=250, cycle_length=4)
     sampling = BANDED.under(sampler)
     np.testing.assert_allclose(sampling.sensitivity(24), 6**0.5, rtol=1e-6)
-    rounds = accounting.planned_guarantee(noise_multiplier=4.0, sampler=sampling, steps=24).epsilon(
-        1e-5
-    )
+    rounds = planned_epsilon(noise_multiplier=4.0, sampler=sampling, steps=24)
     once = event_epsilon(
         dpa.GaussianDpEvent(4.0 / 6**0.5), 1e-5, neighboring_relation="replace-special"
     )
@@ -357,9 +351,7 @@ def test_calibrates_multiplier_for_strategy_and_sampler():
     for strategy, batch_size in ((BANDED, 50), (BUFFERED, 250), (BISR, 250)):
         sampling = strategy.under(_cyclic(batch_size=batch_size))
         sigma = accounting.calibrate(epsilon=0.5, delta=1e-5, steps=24, sampler=sampling)
-        spent = accounting.planned_guarantee(
-            noise_multiplier=sigma, sampler=sampling, steps=24
-        ).epsilon(1e-5)
+        spent = planned_epsilon(noise_multiplier=sigma, sampler=sampling, steps=24)
         assert 0.995 * 0.5 < spent <= 0.5
 
 
@@ -389,9 +381,8 @@ def test_one_band_works_with_poisson_sampling():
     sampler = sampling.PoissonSampler(1000, 50, seed=0)
     arguments = {"noise_multiplier": 6.0, "steps": 10, "delta": 1e-5}
     one = matrix.BandedToeplitz((1.0,)).under(sampler)
-    assert (
-        accounting.planned_guarantee(sampler=one, **arguments).stated_epsilon
-        == accounting.planned_guarantee(sampler=sampler, **arguments).stated_epsilon
+    assert planned_epsilon(sampler=one, **arguments) == planned_epsilon(
+        sampler=sampler, **arguments
     )
 
 
@@ -401,9 +392,7 @@ def test_epsilon_is_read_from_state():
     arguments = {"noise_multiplier": 6.0, "batch_size": 50, "key": KEY}
     state = after_releases(dpoptax.correlated_noise(BANDED, **arguments), jnp.zeros(2), 9)
     spent = accounting.guarantee(state, sampler).epsilon(1e-5)
-    want = accounting.planned_guarantee(
-        noise_multiplier=6.0, sampler=BANDED.under(sampler), steps=9
-    ).epsilon(1e-5)
+    want = planned_epsilon(noise_multiplier=6.0, sampler=BANDED.under(sampler), steps=9)
     assert spent == want
     other = {**arguments, "key": jax.random.key(1)}
     second = dpoptax.gaussian_noise(**other).init(jnp.zeros(2))

@@ -22,6 +22,7 @@ CLIP = dpoptax.l2_clip(1.0)
 PARAMS = jnp.zeros(3)
 SAMPLER = sampling.PoissonSampler(dataset_size=1000, batch_size=10, seed=0)
 DELTA = 1e-5
+from tests.helpers import planned_epsilon
 
 
 @functools.cache
@@ -213,9 +214,9 @@ def test_ensemble_is_priced_together():
         ).epsilon(DELTA)
 
     def alone(noise_multiplier, steps):
-        return accounting.planned_guarantee(
+        return planned_epsilon(
             noise_multiplier=noise_multiplier, sampler=SAMPLER, steps=steps, accountant="rdp"
-        ).epsilon(DELTA)
+        )
 
     assert price(True) == pytest.approx(alone(2.0 / math.sqrt(4), 3), rel=1e-9)
     seedless = dataclasses.replace(SAMPLER, seed=None)

@@ -28,7 +28,7 @@ from dpoptax.training.fitting import run_task
 from dpoptax.training.run.program import bounds
 from experiments.config import ExperimentConfig
 from experiments.methods import CorrelatedNoise
-from tests.helpers import after_releases, event_epsilon, slow_but
+from tests.helpers import after_releases, event_epsilon, planned_epsilon, slow_but
 
 DELTA = 1e-5
 
@@ -408,21 +408,17 @@ class TestCalibration:
     def test_calibrated_noise_spends_target_epsilon(self):
         run = {"delta": DELTA, "steps": 100, "sampler": self.SAMPLER}
         sigma = accounting.calibrate(epsilon=2.0, **run)
-        assert (
-            0.9998 * 2
-            <= accounting.planned_guarantee(noise_multiplier=sigma, **run).stated_epsilon
-            <= 2
-        )
+        assert 0.9998 * 2 <= planned_epsilon(noise_multiplier=sigma, **run) <= 2
         # Needs less noise than Poisson sampling, or about as much.
         poisson = {**run, "sampler": PoissonSampler(1000, 50, seed=0)}
-        assert accounting.planned_guarantee(noise_multiplier=sigma, **poisson).stated_epsilon > 1.98
+        assert planned_epsilon(noise_multiplier=sigma, **poisson) > 1.98
 
     @pytest.mark.slow
     def test_calibrated_steps_are_the_most_that_fit(self):
         run = {"delta": DELTA, "noise_multiplier": 2.0, "sampler": self.SAMPLER}
         steps = accounting.calibrate(epsilon=1.5, **run)
-        assert accounting.planned_guarantee(steps=steps, **run).stated_epsilon <= 1.5
-        assert accounting.planned_guarantee(steps=steps + 1, **run).stated_epsilon > 1.5
+        assert planned_epsilon(steps=steps, **run) <= 1.5
+        assert planned_epsilon(steps=steps + 1, **run) > 1.5
 
     def test_epsilon_curve_ends_at_epsilon_of_all_steps(self):
         run = {"delta": DELTA, "noise_multiplier": 2.0, "sampler": self.SAMPLER}
@@ -430,7 +426,7 @@ class TestCalibration:
         curve = planned.epsilon_curve([0, 10, 20, 40], DELTA)
         assert curve[0] == 0
         assert np.all(np.diff(curve) > 0)
-        assert curve[-1] == accounting.planned_guarantee(steps=40, **run).stated_epsilon
+        assert curve[-1] == planned_epsilon(steps=40, **run)
 
 
 def released(noises, steps):
@@ -454,9 +450,7 @@ class TestLedger:
             spent = accounting.guarantee(released(self.noises()[:1], [3]), sampler).epsilon(0.02)
         event = sampler.dp_event(2.0, 3)
         assert (event.bound.period, event.steps) == (10, 3)
-        assert spent == accounting.planned_guarantee(
-            noise_multiplier=2.0, steps=3, sampler=sampler
-        ).epsilon(0.02)
+        assert spent == planned_epsilon(noise_multiplier=2.0, steps=3, sampler=sampler, delta=0.02)
 
     def test_refuses_stages_with_different_numbers_of_releases(self):
         state = released(self.noises(), [1, 2])
@@ -499,9 +493,9 @@ class TestLedger:
         state = released([noise], [1])
         sampler = RandomAllocationSampler(100, 10, seed=0)
         spent = accounting.guarantee(state, sampler).epsilon(1e-3)
-        assert spent == accounting.planned_guarantee(
-            noise_multiplier=2.0, steps=1, sampler=strategy.under(sampler)
-        ).epsilon(1e-3)
+        assert spent == planned_epsilon(
+            noise_multiplier=2.0, steps=1, sampler=strategy.under(sampler), delta=1e-3
+        )
 
 
 TINY = ExperimentConfig(
@@ -526,9 +520,9 @@ class TestTrainer:
         assert (sampler.period, sampler.participations) == (2 * k, k)
         spent = run_task(task, progress=False).guarantee
         assert spent.to_dict()["sampling"]["sampling"] == "RandomAllocationSampler"
-        assert spent.stated_epsilon == accounting.planned_guarantee(
+        assert spent.stated_epsilon == planned_epsilon(
             noise_multiplier=2.0, steps=steps, sampler=sampler, accountant="rdp"
-        ).epsilon(1e-5)
+        )
         said = planning.text("run", planning.plan_run(task))
         assert "drawn by RandomAllocationSampler" in said
 

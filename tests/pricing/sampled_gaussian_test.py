@@ -13,6 +13,7 @@ from dpoptax._pricing import sampled_gaussian
 
 CASES = [(0.5, 0.01), (0.84, 1e-3), (1.1, 0.1), (3.0, 0.5), (20.0, 0.09), (0.5, 1e-7), (2.0, 0.999)]
 KINDS = [AdjacencyType.REMOVE, AdjacencyType.ADD]
+from tests.helpers import planned_epsilon
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,9 +76,9 @@ def test_sample_of_nearly_all_records_costs_no_more_than_all():
 def test_small_losses_get_a_finer_grid(q, sigma, steps, right):
     """A grid of 1e-4 doubled ε where the losses of a step are smaller."""
     delta = 1e-6
-    found = accounting.planned_guarantee(
-        noise_multiplier=sigma, sampling_probability=q, steps=steps
-    ).epsilon(delta)
+    found = planned_epsilon(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=delta
+    )
     assert found == pytest.approx(right, rel=0.005)
     # Losses rounded down, by dp_accounting, on a grid that is finer still: a lower bound.
     lower = privacy_loss_distribution.from_gaussian_mechanism(
@@ -91,9 +92,7 @@ def test_small_losses_get_a_finer_grid(q, sigma, steps, right):
     # The central limit theorem.
     mu = q * math.sqrt(steps * math.expm1(sigma**-2))
     assert found == pytest.approx(
-        accounting.planned_guarantee(
-            noise_multiplier=1 / mu, sampling_probability=1.0, steps=1
-        ).epsilon(delta),
+        planned_epsilon(noise_multiplier=1 / mu, sampling_probability=1.0, steps=1, delta=delta),
         rel=0.08,
     )
     # A plot, and μ, use a coarser grid.
