@@ -12,7 +12,6 @@ import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import dpoptax
@@ -282,25 +281,3 @@ def test_plan_is_imported_lazily():
         "assert PrivacyPlan is dpoptax.PrivacyPlan; assert 'dp_accounting' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_loop_over_plan_trains():
-    data = jnp.asarray(np.random.default_rng(0).normal(size=(200, 4)) + 3.0, jnp.float32)
-    plan = dpoptax.PrivacyPlan(
-        dataset_size=200, batch_size=50, steps=20, epsilon=8.0, delta=1e-4, accountant="rdp"
-    )
-    run = plan.new_run()
-    tx = optax.chain(run.noise(), optax.sgd(0.5))
-    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), CLIP)
-
-    @jax.jit
-    def step(params, state, batch, mask):
-        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    params, state = jnp.zeros(4), tx.init(jnp.zeros(4))
-    for batch in run.batches(data):
-        params, state = step(params, state, batch.examples, batch.mask)
-    assert jnp.linalg.norm(params - 3.0) < jnp.linalg.norm(jnp.full(4, 3.0)) / 2
-    assert run.guarantee(state).epsilon(1e-4) == plan.epsilon

@@ -199,12 +199,6 @@ def test_later_plan_of_more_steps_continues_the_run():
 class TestOneUse:
     """A run has one noise stage, one pass over its batches, and the state of its own noise."""
 
-    def test_noise_is_made_once(self):
-        run = plan_of().new_run()
-        run.noise()
-        with pytest.raises(RuntimeError, match="`noise` of a run must be called once"):
-            run.noise()
-
     def test_noise_that_was_refused_may_be_made_again(self):
         run = plan_of(**CORRELATED, fixed_point=True).new_run()
         with pytest.raises(ValueError, match="`clip` must be the clip of all sums"):
