@@ -8,9 +8,9 @@ import pytest
 from scipy import optimize, stats
 
 from dpoptax.sampling import FixedSizeSampler
+from tests.helpers import planned_epsilon
 
 DELTA = 1e-5
-from tests.helpers import planned_epsilon
 
 
 def _price(size, batch_size, sigma, steps, delta=DELTA, accountant="pld"):

@@ -10,10 +10,10 @@ from scipy import integrate, stats
 
 from dpoptax import accounting
 from dpoptax._pricing import sampled_gaussian
+from tests.helpers import planned_epsilon
 
 CASES = [(0.5, 0.01), (0.84, 1e-3), (1.1, 0.1), (3.0, 0.5), (20.0, 0.09), (0.5, 1e-7), (2.0, 0.999)]
 KINDS = [AdjacencyType.REMOVE, AdjacencyType.ADD]
-from tests.helpers import planned_epsilon
 
 
 @pytest.mark.parametrize("kind", KINDS)
