@@ -440,28 +440,6 @@ def test_optimal_strategies_reduce_noise_in_sums():
     assert ours < 1.2 * error(eight, independent)
 
 
-@pytest.mark.slow
-def test_trains_with_filter_after_noise():
-    tx = optax.chain(
-        dpoptax.correlated_noise(BANDED, noise_multiplier=0.5, batch_size=4, key=KEY),
-        dpoptax.doppler(*dpoptax.filters.preset("doppler-second-order")),
-        optax.sgd(0.1),
-    )
-    grad_fn = dpoptax.clipped_grad(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), dpoptax.l2_clip(1.0))
-    params, batch = jnp.zeros(3), jnp.ones((4, 3))
-
-    @jax.jit
-    def step(params, state):
-        clipped = grad_fn(dpoptax.gradient_points(state, params), batch)
-        updates, state = tx.update(clipped, state, params)
-        return optax.apply_updates(params, updates), state
-
-    state = tx.init(params)
-    for _ in range(80):
-        params, state = step(params, state)
-    np.testing.assert_allclose(params, 1.0, atol=0.2)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
