@@ -3,14 +3,12 @@
 import inspect
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import errors, nnx
-from flax.training import train_state
 
 import dpoptax
 from tests import helpers
@@ -117,37 +115,6 @@ def test_inject_hyperparams_error_names_static_args(factory, arguments):
     state = tx.init(params)
     jax.jit(tx.update)(params, state, params)
     assert set(state.hyperparams) == {"learning_rate"} & set(arguments)
-
-
-class _Linen(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.tanh(nn.Dense(4, name="in")(x))
-        return nn.Dense(3, name="out")(x)
-
-
-@pytest.mark.slow
-def test_linen_train_state():
-    model = _Linen()
-    params = model.init(jax.random.key(0), BATCH[0][0])
-
-    def loss_fn(params, example):
-        logits = model.apply(params, example[0])
-        return optax.losses.softmax_cross_entropy_with_integer_labels(logits, example[1])
-
-    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
-    state = train_state.TrainState.create(apply_fn=model.apply, params=params, tx=_chain())
-
-    @jax.jit
-    def step(state):
-        points = dpoptax.gradient_points(state.opt_state, state.params)
-        return state.apply_gradients(grads=grad_fn(points, BATCH, MASK))
-
-    for _ in range(3):
-        state = step(state)
-    assert dpoptax.ledgers(state)[0].releases == 3
-    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.params, params)
-    assert min(jax.tree.leaves(moved)) > 0
 
 
 @pytest.mark.slow
