@@ -11,6 +11,7 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._release import ledger
 from dpoptax.contrib._coordinates import to_hyperspherical
+from tests.helpers import planned_epsilon
 
 PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(2)}
 CLIP = dpoptax.l2_clip(0.5)
@@ -29,7 +30,6 @@ CLIPS = {
     "psac_clip": dpoptax.contrib.psac_clip,
     "normalized_clip": dpoptax.normalized_clip,
 }
-from tests.helpers import planned_epsilon
 
 
 def poisson(records=64, batch_size=None):

@@ -10,10 +10,10 @@ from scipy import stats
 import dpoptax
 from dpoptax import accounting
 from dpoptax.sampling import GroupedPoissonSampler, PoissonSampler
+from tests.helpers import planned_epsilon
 
 ACCEPT, REJECT = 1e-3, 1e-6
 GROUPS = {"group_sizes": (30, 10), "weights": (1.0, 3.0)}
-from tests.helpers import planned_epsilon
 
 
 def membership(sampler, steps):
