@@ -122,24 +122,6 @@ def test_streamed_parameters_of_one_layer_share_its_bound(no_room):
     assert_close(found, streamed(params, batch, bounds), rtol=2e-4)
 
 
-def test_norm_count_is_added_once(no_room):
-    params, x = jnp.eye(4), helpers.normal(0, (6, 4))
-    tx = dpoptax.contrib.adaptive_gaussian_noise(
-        dpoptax.contrib.adaptive_clip(0.5),
-        noise_multiplier=1.0,
-        batch_size=6,
-        key=jax.random.key(0),
-    )
-    state = tx.init(params)
-
-    def total(method):
-        loss = lambda w, x: jnp.sum((x @ w) ** 2)  # noqa: E731
-        grad_fn = dpoptax.clipped_grad(loss, dpoptax.contrib.adaptive_clip(0.5), method=method)
-        return jax.jit(lambda w: grad_fn(dpoptax.gradient_points(state, w), x).sum)(params)
-
-    assert_close(total("recompute"), total("auto"), rtol=1e-5)
-
-
 def test_recomputed_norms_of_tied_uses_are_added(no_room):
     params, batch = make_problem()
     found = jax.jit(dpoptax.clipped_grad(tied, BOUND, method="recompute"))(params, batch, MASK)

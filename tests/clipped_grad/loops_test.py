@@ -53,37 +53,31 @@ def _close(params, reference):
     chex.assert_trees_all_close(params, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_loop_with_donation(reference):
-    tx, params = _chain(), helpers.mlp_params(0)
-    state = tx.init(params)
+def _jitted(tx, params, state):
     step = jax.jit(lambda p, s: _step(tx, p, s), donate_argnums=(0, 1))
     for _ in range(2):
         params, state = step(params, state)
-    _close(params, reference)
     assert step._cache_size() == 1
+    return params, state
 
 
-def test_scan_equals_plain_loop(reference):
-    tx, params = _chain(), helpers.mlp_params(0)
-    (params, state), _ = jax.lax.scan(
-        lambda carry, _: (_step(tx, *carry), None), (params, tx.init(params)), length=2
-    )
+def _scanned(tx, *start):
+    return jax.lax.scan(lambda carry, _: (_step(tx, *carry), None), start, length=2)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "loop"),
+    [
+        (_chain, _jitted),
+        (_chain, _scanned),
+        pytest.param(optax.inject_hyperparams(_chain), _jitted, marks=pytest.mark.slow),
+    ],
+    ids=["jit with donation", "scan", "injected learning rate"],
+)
+def test_loop_equals_plain_loop(make, loop, reference):
+    tx, params = make(learning_rate=0.5), helpers.mlp_params(0)
+    params, state = loop(tx, params, tx.init(params))
     _close(params, reference)
-    assert dpoptax.ledgers(state)[0].releases == 2
-
-
-@pytest.mark.slow
-def test_injected_learning_rate(reference):
-    tx, params = (
-        optax.inject_hyperparams(_chain)(learning_rate=0.5),
-        helpers.mlp_params(0),
-    )
-    state = tx.init(params)
-    step = jax.jit(lambda p, s: _step(tx, p, s))
-    for _ in range(2):
-        params, state = step(params, state)
-    _close(params, reference)
-    assert state.hyperparams["learning_rate"] == 0.5
     assert dpoptax.ledgers(state)[0].releases == 2
 
 
@@ -237,24 +231,6 @@ def test_accepts_whole_nnx_model_with_only_params():
     grad_fn = dpoptax.clipped_grad(lambda m, x: jnp.sum(m(x) ** 2), dpoptax.l2_clip(1.0))
     clipped = grad_fn(dpoptax.gradient_points((), model), jnp.ones((5, 4)))
     assert isinstance(clipped.sum, nnx.Linear)
-
-
-def test_plain_optax_form_equals_clipped_grad():
-    params = helpers.mlp_params(0)
-    arguments = {"noise_multiplier": 0.5, "batch_size": 12, "key": jax.random.key(1)}
-    plain = dpoptax.clip_and_noise(dpoptax.l2_clip(1.0), **arguments)
-    split = dpoptax.gaussian_noise(**arguments)
-
-    @jax.jit
-    def both(params):
-        per_example = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, BATCH)
-        a, _ = plain.update(per_example, plain.init(params), params)
-        clipped = GRAD_FN(dpoptax.gradient_points((), params), BATCH)
-        b, _ = split.update(clipped, split.init(params), params)
-        return a, b
-
-    a, b = both(params)
-    chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
