@@ -673,11 +673,6 @@ def test_detects_equal_noise_on_several_devices(added, key, again):
     assert bool(flow.private) == bool(flow.redrawn) == again
 
 
-def test_functions_of_a_release_may_be_shown():
-    flow = flow_of(lambda params, *_: optax.tree.norm(params))
-    assert flow.private == ()
-
-
 SECRETS = {
     "the batch's size": lambda params, state, indices, mask: mask.sum(),
     "the indices": lambda params, state, indices, mask: indices,
