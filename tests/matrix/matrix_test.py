@@ -70,23 +70,6 @@ def test_noise_is_inverse_strategy_times_white_noise(strategy):
     assert ledger == (dpoptax.extend.Mechanism(1.5, 8, strategy=strategy), 24, "threefry")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, BISR])
-def test_factory_works_under_jit(strategy):
-    def first(key):
-        tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=4, key=key)
-        mean, state = tx.update(
-            dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), tx.init(jnp.zeros(3))
-        )
-        return mean, tx.update(dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), state)[0]
-
-    many = jax.jit(jax.vmap(first))(jax.random.split(KEY, 3))
-    alone = jax.jit(first)
-    for i, key in enumerate(jax.random.split(KEY, 3)):
-        for got, want in zip(many, alone(key), strict=True):
-            np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-6)
-
-
 # Products of poles as close to the unit circle as allowed, up to rounding.
 @pytest.mark.parametrize(
     "coefficients",
