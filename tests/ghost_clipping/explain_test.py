@@ -45,18 +45,6 @@ def test_lists_fallbacks(name):
     assert found == FALLBACKS.get(name, {})
 
 
-def test_counts_uses_and_names_rules():
-    rows = {row.parameter: row for row in _explain(NETWORKS["shared_layers"]).rows}
-    assert rows["['w']"].uses == "6 × dot_general"
-    assert rows["['w']"].rule == "formed and kept"
-    assert rows["['v']"].rule == "product of two norms"
-    assert (rows["['b']"].rule, rows["['b']"].why) == ("elementwise", "")
-    rows = {row.parameter: row for row in _explain(NETWORKS["cnn"]).rows}
-    assert rows["['a']"].uses == "conv_general_dilated"
-    rows = {row.parameter: row for row in _explain(NETWORKS["penalized"]).rows}
-    assert (rows["['unused']"].rule, rows["['unused']"].cost) == ("zero", 0)
-
-
 @pytest.mark.parametrize(("tokens", "named"), [(512, False), (16384, True)])
 def test_note_names_gradients_that_rounding_shortens(tokens, named):
     def tied(params, x):

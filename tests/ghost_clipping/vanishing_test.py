@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from jax import lax
 
 import dpoptax
@@ -51,12 +50,6 @@ def _in_a_scan(p, x):
     return jnp.sum(lax.scan(layer, x, p["stack"])[0] * p["b"])
 
 
-@_case(["['w']"], _dense())
-def _stopped_in_a_checkpoint(p, x):
-    layer = jax.checkpoint(lambda w, b: x @ lax.stop_gradient(w) + b)
-    return _head(p, layer(p["w"], p["b"]))
-
-
 @_case(["['scale']"], _dense())
 def _compared_only(p, x):
     x = x @ p["w"] + p["b"]
@@ -90,12 +83,6 @@ def _reached_another_way(p, x):
     y = x @ p["w"] + p["b"]
     z = y[None]
     return _head(p, (z - z.mean(0)) + jnp.sin(y))
-
-
-@_case([], _dense())
-def _layer_normalization(p, x):
-    x = x[None] @ p["w"] + p["b"]
-    return _head(p, x - x.mean(-1, keepdims=True))
 
 
 _HIDDEN = [("w", (4, 3))]
@@ -135,27 +122,13 @@ def _linen(first, example):
     return loss, _moved(params)
 
 
-def _nnx(**options):
-    first, norm = nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.BatchNorm(3, rngs=nnx.Rngs(1), **options)
-    model = nnx.Sequential(first, norm, jnp.tanh, nnx.Linear(3, 2, rngs=nnx.Rngs(2)))
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def loss(params, x):
-        return jnp.sum(jnp.sin(nnx.merge(graph, params, rest, copy=True)(x[None])))
-
-    return loss, _moved(nnx.as_pure(params))
-
-
 _OF_LINEN = ["['first']['bias']", "['first']['kernel']", "['norm']['scale']"]
-_OF_NNX = [f"['layers'][{i}]['{k}']" for i, k in ((0, "bias"), (0, "kernel"), (1, "scale"))]
 
 
 # Created on demand, because compiled programs draw the parameters.
 _CASES |= {
     "linen": lambda: (*_linen(nn.Dense(3), _VECTOR), _VECTOR, _OF_LINEN),
     "linen, of an image": lambda: (*_linen(nn.Conv(3, (3, 3)), _IMAGE), _IMAGE, []),
-    "nnx": lambda: (*_nnx(), _VECTOR, _OF_NNX),
-    "nnx, frozen": lambda: (*_nnx(use_running_average=True), _VECTOR, []),
 }  # fmt: skip
 
 
