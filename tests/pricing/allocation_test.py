@@ -53,10 +53,11 @@ class TestDraws:
             np.testing.assert_array_equal(drawn.sum(axis=0), k)
         assert size < 6 or batch == size or not np.array_equal(first, second)
 
-    def test_sets_of_steps_are_uniform_and_records_independent(self):
+    @pytest.mark.parametrize("cipher", [False, True])
+    def test_sets_of_steps_are_uniform_and_records_independent(self, cipher):
         # Two halves of the records, so that the joint law of pairs is also counted.
         sets, pairs = collections.Counter(), collections.Counter()
-        for seed in range(200):
+        for seed in (bytes([i]) * 32 if cipher else i for i in range(200)):
             drawn = participation(RandomAllocationSampler(8, 4, seed=seed, participations=2))
             names = [tuple(column) for column in drawn.T]
             sets.update(names)
