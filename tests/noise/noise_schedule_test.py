@@ -220,23 +220,6 @@ def test_ledger_distinguishes_schedules():
     assert np.isnan(other.update(clipped(), arrays, PARAMS)[0]["b"]).all()
 
 
-@pytest.mark.parametrize("fixed_point", [False, True])
-def test_information_flow_recognizes_scheduled_releases(fixed_point):
-    tx = optax.chain(stage(fixed_point=fixed_point), optax.sgd(0.1))
-    grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), CLIP)
-    params = jnp.zeros(3)
-
-    def step(params, state, batch, mask):
-        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    args = params, tx.init(params), jnp.zeros((16, 3)), jnp.ones(16, bool)
-    flow = dpoptax.information_flow(step, *args, private_argnums=(2, 3))
-    assert not flow.private
-    assert not flow.redrawn
-
-
 def test_grid_follows_smallest_multiplier():
     def describe(noise):
         return dpoptax.extend.fixed_point_grid(CLIP, noise_multiplier=noise, batch_size=10)
