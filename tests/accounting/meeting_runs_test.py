@@ -16,6 +16,7 @@ import dpoptax
 from dpoptax import accounting, matrix, sampling, tables
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax.users import UserTable, per_user_loss
+from tests.accounting.same_neighbors_test import check_refused
 from tests.helpers import after_releases, event_epsilon, planned_epsilon
 
 DELTA = 1e-5
@@ -242,17 +243,7 @@ class TestUnits:
     @pytest.mark.parametrize("units", [("user", "example"), ("example", "user")])
     def test_events_of_two_units_are_refused(self, units):
         one, other = map(self.plan_of_unit, units)
-        released = spent(one)
-        for also in (one.guarantee(), released, released.event):
-            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-                dataclasses.replace(other, also=[also])
-            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-                accounting.guarantee(state_of(other, KEYS[1]), other.sampler, also=[also])
-            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-                accounting.selection.all_of([other.guarantee(), also])
-        candidates = [one.guarantee(), other.guarantee()]
-        with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-            accounting.selection.best_of_random(candidates, mean=3, distribution="geometric")
+        check_refused(one, other, "same unit, got 'example' and 'user'")
 
     @pytest.mark.parametrize("unit", ["user", "example"])
     def test_events_of_one_unit_keep_it(self, unit):
