@@ -441,18 +441,6 @@ class TestLedger:
             event_epsilon(joint, delta)
         )
 
-    def test_correlated_noise_is_priced_with_its_strategy(self):
-        strategy = matrix.BandedToeplitz((1.0, 0.5))
-        noise = dpoptax.correlated_noise(
-            strategy, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0)
-        )
-        state = released([noise], [1])
-        sampler = RandomAllocationSampler(100, 10, seed=0)
-        spent = accounting.guarantee(state, sampler).epsilon(1e-3)
-        assert spent == planned_epsilon(
-            noise_multiplier=2.0, steps=1, sampler=strategy.under(sampler), delta=1e-3
-        )
-
 
 TINY = ExperimentConfig(
     model="linear", steps=2, eval_every=2, batch_size=719, epsilon=None, noise_multiplier=2.0
