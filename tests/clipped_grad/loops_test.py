@@ -194,38 +194,6 @@ def test_error_suggests_stateless_nnx_layer(layer):
         assert remedy in raised.value.__notes__[0]
 
 
-@pytest.mark.parametrize("method", helpers.slow_but(("auto",), ("auto", "vmap")))
-def test_nnx_model_is_reseeded_in_the_loss(method):
-    """Each record derives its dropout mask from its own key, as the guide recommends."""
-    rngs = nnx.Rngs(0)
-    model = nnx.Sequential(nnx.Linear(4, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-    params = nnx.as_pure(params)
-
-    def loss_fn(params, x, key):
-        m = nnx.merge(graph, params, rest, copy=True)
-        nnx.reseed(m, default=key)
-        return jnp.sum(m(x) ** 2)
-
-    grad_fn = jax.jit(dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(100.0), method=method))
-
-    def sum_of(batch, key, ids, mask=(True,) * 3):
-        points = dpoptax.gradient_points((), params)
-        return jax.tree.leaves(grad_fn(points, batch, np.array(mask), key=key, ids=ids).sum)
-
-    key, ids = jax.random.key(4), jnp.array([7, 2, 9])
-    batch = jax.random.normal(jax.random.key(1), (3, 4))
-    gradient = jax.jit(jax.vmap(jax.grad(loss_fn), (None, 0, 0)))
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-    wanted = [g.sum(0) for g in jax.tree.leaves(gradient(params, batch, keys))]
-    for found, want in zip(sum_of(batch, key, ids), wanted, strict=True):
-        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
-    first, other = (
-        sum_of(jnp.ones((3, 4)), key, jnp.array([i, 5, 6]), (True, False, False)) for i in (0, 1)
-    )
-    assert not np.allclose(first[0], other[0])
-
-
 def test_accepts_whole_nnx_model_with_only_params():
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     grad_fn = dpoptax.clipped_grad(lambda m, x: jnp.sum(m(x) ** 2), dpoptax.l2_clip(1.0))
