@@ -523,19 +523,3 @@ def test_accumulate_refuses_incompatible_sums():
         dpoptax.accumulate(one, changed)
     with pytest.raises(ValueError, match=r"number of examples of sums\[1\] must be known"):
         dpoptax.accumulate(one, dpoptax.extend.trust_clipped(two.sum, CLIP))
-
-
-def test_joint_loss_is_clipped_as_one_gradient():
-    """An example moves the sum by C if one loss function returns the sum of all losses."""
-
-    def other_loss(params, example):
-        return jnp.sum(jnp.sin(params["w"])) * example[0][0]
-
-    def joint(params, example):
-        return loss_fn(params, example) + 100.0 * other_loss(params, example)
-
-    grad_fn = jax.jit(dpoptax.clipped_grad(joint, CLIP))
-    alone = grad_fn(dpoptax.gradient_points((), PARAMS), batch(size=1), np.ones(1, bool))
-    np.testing.assert_allclose(helpers.global_norm(alone.sum), 1.0, rtol=1e-5)
-    mean, _ = released(alone)
-    assert np.isfinite(mean["w"]).all()
