@@ -627,7 +627,7 @@ class TestEdges:
         sampler = PoissonSampler(1000, 10, seed=0)
         run = {"noise_multiplier": 6.0, "sampler": sampler, "steps": 5}
         with pytest.warns(UserWarning, match=r"delta=0.001 is not below 1/N = 0.001") as caught:
-            planned_epsilon(**run, delta=1e-3)
+            accounting.planned_guarantee(**run).epsilon(1e-3)
         assert caught[0].filename == __file__
         with pytest.warns(UserWarning, match="not below 1/N") as caught:
             accounting.calibrate(epsilon=1, delta=2e-3, sampler=sampler, steps=5, accountant="rdp")
