@@ -51,16 +51,6 @@ def test_statement_agrees_with_accounting():
         assert part in text
 
 
-def test_statement_aligns_its_values():
-    _, *lines = str(accounting.guarantee(spent(gaussian()), SAMPLER, delta=DELTA)).splitlines()
-    names = [line.split("  ")[1] for line in lines]
-    assert names[:2] == ["releases", "batches"]
-    starts = {
-        line.index(line[len(name) + 2 :].lstrip()) for name, line in zip(names, lines, strict=True)
-    }
-    assert starts == {max(map(len, names)) + 4}
-
-
 @pytest.mark.parametrize(
     ("options", "match"),
     [
