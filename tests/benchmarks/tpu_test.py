@@ -150,16 +150,6 @@ def test_command_lists_cases_and_rejects_others(capsys):
 
 
 @pytest.mark.slow
-def test_step_that_does_not_fit_has_a_table_row():
-    text = "RESOURCE_EXHAUSTED: Ran out of memory. Used 20.51G of 15.75G hbm. Exceeded"
-    plain, failed = command.Measured(1.0, 3.0), command.Measured(error=command._reason(text))
-    expected = "| gpt2 | private | – | – | – | – | 0 | needs 20.51G of 15.75G |"
-    assert command.row("gpt2", "private", failed) == expected
-    assert command.row("gpt2", "plain", plain) == "| gpt2 | plain | 1.00 | 3 | 0.0 | 0 | 0 |  |"
-    assert command.ratio_row(plain, failed) == "| | ratio | – | – | – | – | – | |"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_compiled_passes_match_traced_passes(name, monkeypatch, tmp_path):
     if importlib.util.find_spec("libtpu") is None:
