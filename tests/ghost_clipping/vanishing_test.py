@@ -179,20 +179,3 @@ def test_clipped_grad_names_frozen_parameters_and_remedy(method):
     assert "only noise" in str(warning.message)
     assert re.search(r"\['base'\], \['left'\]\. .*as `frozen`", str(warning.message))
     assert "['head']" not in str(warning.message)
-
-
-def test_note_follows_table_and_shortens_long_lists():
-    loss, params, example, _ = _made("linen")
-    text = str(dpoptax.explain(loss, params, example))
-    assert "['norm']['scale']" in text.splitlines()[-1]
-    shapes = jax.eval_shape(lambda: params)
-    assert not dpoptax.explain(loss, shapes, example).vanishing  # only arrays have gradients
-
-    def many(layers, x):
-        x = x[None]
-        for w in layers:
-            x = jnp.tanh(x @ w)
-        return jnp.sum(x - x.mean(0))
-
-    note = dpoptax.explain(many, [jnp.ones((4, 4))] * 12, example).note
-    assert "[7] and 4 more" in note
