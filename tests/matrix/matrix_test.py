@@ -188,23 +188,6 @@ def test_redrawn_noise_equals_buffered_noise(bands):
     )
 
 
-@pytest.mark.slow
-def test_memory_does_not_grow_with_bands():
-    params = jax.ShapeDtypeStruct((200, 300), jnp.float32)
-
-    def memory(bands):
-        strategy = matrix.banded_inverse_square_root(100, bands)
-        tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
-        state = jax.eval_shape(tx.init, params)
-        update = lambda p, s: tx.update(dpoptax.extend.trust_clipped(p, CLIP), s, p)  # noqa: E731
-        analysis = jax.jit(update).lower(params, state).compile().memory_analysis()
-        return sum(x.size for x in jax.tree.leaves(state)), analysis.temp_size_in_bytes
-
-    few, many = memory(2), memory(64)
-    assert few[0] == many[0] < 20
-    assert many[1] <= few[1] + 1024  # 62 more weights, and no copy of 240 kB
-
-
 def test_more_inverse_root_bands_reduce_noise_in_sums():
     steps, cycle = 24, 6
     sampler = _cyclic(
