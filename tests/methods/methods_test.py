@@ -232,19 +232,6 @@ def test_pmlf_matches_oracle(problem, length, beta, name):
 
 
 @pytest.mark.slow
-def test_pmlf_ablations_are_other_methods(problem):
-    filt = dpoptax.filters.preset("doppler-first-order-1")
-    doppler = _run(problem, dpoptax.doppler(*filt))
-    plain = _run(problem, optax.identity())
-    for method, want in [
-        (dpoptax.pmlf(1, 0.9, *filt), doppler),
-        (dpoptax.pmlf(4, 0.0, *filt), doppler),
-        (dpoptax.pmlf(1, 0.9, [1.0]), plain),
-    ]:
-        np.testing.assert_allclose(_run(problem, method), want, rtol=1e-12)
-
-
-@pytest.mark.slow
 def test_inner_outer_does_not_normalize(problem):
     x0, u, v, noise = problem
     k, beta, momentum = 3, 0.5, 0.8
