@@ -10,10 +10,8 @@ import pytest
 
 import dpoptax
 from benchmarks import (
-    compilation,
     contenders,
     report,
-    third_party,
 )
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
@@ -56,27 +54,6 @@ def test_no_network_falls_back(name):
     problem = NETWORKS[name]()
     example = jax.tree.map(lambda x: x[0], problem.make_batch(1))
     assert not dpoptax.explain(problem.loss_fn, problem.params, example).fallbacks
-
-
-@pytest.mark.slow
-def test_times_third_party_model():
-    chosen = third_party.ThirdParty(("Equinox attention, dropout",), batch_size=4, budget=ONCE)
-    _, _, row = third_party.main(chosen).splitlines()
-    name, parameters, plain, private, ratio, *_ = (cell.strip() for cell in row.split("|")[1:-1])
-    assert (name, parameters) == ("Equinox attention, dropout", "49,536")
-    assert float(ratio) == pytest.approx(float(private) / float(plain), rel=0.5)
-
-
-@pytest.mark.slow
-def test_compilation_counts_operations_of_each_step(tmp_path):
-    found = tmp_path / "compilation.json"
-    table = compilation.main(compilation.Compilation(("mlp",), batch_size=4, output=found))
-    steps = json.loads(found.read_text())["mlp"]
-    assert [row.split("|")[2].strip() for row in table.splitlines()[2:]] == list(steps)
-    plain, private, disk = steps.values()
-    for count in ("equations", "instructions", "fusions"):
-        assert 0 < plain[count] < private[count] < disk[count]
-    assert all(step["trace"] > 0 and step["compile"] > 0 for step in steps.values())
 
 
 def one_step(library, algorithm="dp-sgd", *, noise=True, microbatch_size=2):
