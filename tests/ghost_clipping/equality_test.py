@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import dpoptax
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.records.record_points import Recording, record_point
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
 from dpoptax._losses.read_program import read_program
@@ -181,6 +183,23 @@ def test_equals_per_example_gradients_if_weights_cancel():
     near = jax.tree.map(lambda p: floats(np.asarray(p) * np.float32(1 + 1e-3)), params)
     points = dpoptax.GradientPoints((params, near), tuple(map(floats, (400.0, -399.0))))
     close(*both(network, dpoptax.normalized_clip(1.0), points, _batch(network)), tolerance=1e-3)
+
+
+def test_joined_segments_give_sum_of_gradients():
+    rng = np.random.default_rng(0)
+
+    def array(*shape):
+        return floats(rng.standard_normal(shape))
+
+    segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40)) for _ in range(3)]
+    want = sum(np.einsum("bktr,bktc->bkrc", s.rows, s.columns) for s in segments)
+    assert len(factor_products._join_segments(segments)) == 1
+    np.testing.assert_allclose(
+        factor_products.multiply_factors(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5
+    )
+    # Segments that are small next to their factors are not worth copying.
+    small = [s._replace(rows=s.rows[..., :2]) for s in segments]
+    assert factor_products._join_segments(small) is small
 
 
 @pytest.mark.parametrize("name", ["odd_convolutions", "convolution_over_time"])
