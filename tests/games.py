@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 
 import dpoptax
-from dpoptax import accounting, auditing, sampling
+from dpoptax import auditing, sampling
 from dpoptax._release import ledger
 from dpoptax.contrib._coordinates import to_hyperspherical
+from tests.helpers import planned_epsilon
 
 PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(2)}
 CLIP = dpoptax.l2_clip(0.5)
@@ -60,9 +61,12 @@ def method(name, sampler, noise_multiplier=1.0):
 @functools.cache
 def claim(noise_multiplier=1.0, probability=1.0, steps=1, delta=1e-5):
     """Returns ε from the accountant."""
-    return accounting.planned_guarantee(
-        noise_multiplier=noise_multiplier, sampling_probability=probability, steps=steps
-    ).epsilon(delta)
+    return planned_epsilon(
+        noise_multiplier=noise_multiplier,
+        sampling_probability=probability,
+        steps=steps,
+        delta=delta,
+    )
 
 
 def signed(state):

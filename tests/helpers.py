@@ -84,6 +84,11 @@ def event_epsilon(event, delta, **options):
     return accounting.Guarantee(event, **options).epsilon(delta)
 
 
+def planned_epsilon(*, delta=1e-5, **run):
+    """Returns ε of a planned run at δ."""
+    return accounting.planned_guarantee(**run).epsilon(delta)
+
+
 def after_releases(tx, params, count):
     """Returns the state of a noise stage after some releases, without drawing their noise."""
     return count_releases(tx.init(params), count, 0)

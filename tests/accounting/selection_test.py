@@ -55,24 +55,6 @@ def test_expected_truncations_are_subtracted_from_delta(distribution):
     assert found == pytest.approx(want, rel=1e-12)
 
 
-def test_random_candidates_cost_as_much_as_the_costliest():
-    both = selection.best_of_random([CHEAPER, RUN], mean=10, distribution="geometric")
-    alone = selection.best_of_random([RUN], mean=10, distribution="geometric")
-    assert epsilon(both) == epsilon(alone)
-
-
-def test_crossing_curves_cost_more_than_either():
-    """The price uses the largest divergence at each order, not the larger of two epsilons."""
-    few = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(0.7)), 60)
-    many = dpa.GaussianDpEvent(3.0)
-    mixed = selection.best_of_random([few, many], mean=20, distribution="geometric")
-    single = [
-        epsilon(selection.best_of_random([event], mean=20, distribution="geometric"))
-        for event in (few, many)
-    ]
-    assert epsilon(mixed) > max(single)
-
-
 def test_best_of_random_is_cheaper_than_all_of():
     for mean, share in ((10, 0.7), (100, 0.3)):
         best = selection.best_of_random([RUN], mean=mean, distribution="geometric")

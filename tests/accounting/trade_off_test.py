@@ -19,20 +19,6 @@ def _after_steps(sampler, noise_multiplier, steps):
     return after_releases(games.noise(sampler, noise_multiplier), jnp.zeros(2), steps)
 
 
-@pytest.mark.parametrize(
-    ("noise_multiplier", "steps"),
-    [(1.0, 1), (8.0, 4), pytest.param(0.5, 1, marks=pytest.mark.slow)],
-)
-def test_full_batches_claim_gaussian_trade_off(noise_multiplier, steps):
-    sampler = games.poisson()
-    state = _after_steps(sampler, noise_multiplier, steps)
-    claimed = auditing.claimed_family(state, sampler).trade_off(1.0)(RATES)
-    exact = auditing.gaussian_trade_off(steps**0.5 / noise_multiplier)(RATES)
-    # The claim is never above the exact curve, and close to it.
-    assert np.all(claimed <= exact + 1e-9)
-    np.testing.assert_allclose(claimed, exact, atol=2e-3)
-
-
 def test_sampled_claim_is_below_both_threshold_tests():
     """Checks threshold tests of (1 − q) N(0, 1) + q N(1/σ, 1) against N(0, 1), both ways."""
     sampler, q = games.poisson(64, 16), 0.25

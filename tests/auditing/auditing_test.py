@@ -46,15 +46,6 @@ def test_audit_confirms_full_batch_release(full_batch_audit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", games.CLIPS)
-def test_audit_confirms_every_clip(name):
-    game = auditing.canary_gradient(
-        games.noise(games.poisson()), games.CLIPS[name](0.5), games.PARAMS, games.poisson()
-    )
-    _assert_seen(auditing.audit(game, key=KEY, **QUICK))
-
-
-@pytest.mark.slow
 def test_audit_confirms_proven_geodp():
     _assert_seen(auditing.audit(games.hyperspherical(), key=KEY, **QUICK))
 
@@ -162,16 +153,6 @@ def test_audits_canary_examples_of_a_network(sampler_type, examples):
     result = auditing.audit(game, key=KEY, trials=1_000, delta=1e-2)
     assert not result.violated
     assert result.epsilon_lower_bound > 0.1, result
-
-
-@pytest.mark.slow
-def test_audits_canary_examples_in_full_batches(examples):
-    params, dataset = examples
-    sampler = games.poisson(24)
-    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(0.01))
-    game = auditing.Game(games.noise(sampler), grad_fn, params, dataset, sampler)
-    result = auditing.audit(game, key=KEY, trials=8_000, delta=1e-2)
-    _assert_seen(result)
 
 
 def _searched(clip=games.CLIP, noise_multiplier=1.0, **effort):

@@ -37,6 +37,13 @@ NOISE = {
     "correlated_noise": lambda: dpoptax.correlated_noise(
         dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=4, key=KEY
     ),
+    "correlated_noise_fixed_point": lambda: dpoptax.correlated_noise(
+        dpoptax.matrix.BandedToeplitz((1.0, 0.5)),
+        noise_multiplier=1.0,
+        batch_size=4,
+        key=KEY,
+        fixed_point_clip=CLIP,
+    ),
     "correlated_noise_redrawn": lambda: dpoptax.correlated_noise(
         dpoptax.matrix.BandedInverseToeplitz((1.0, -0.5, -0.25), 8),
         noise_multiplier=1.0,

@@ -6,6 +6,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 from dpoptax import accounting
+from tests.helpers import planned_epsilon
 
 
 @pytest.mark.parametrize(
@@ -15,9 +16,9 @@ from dpoptax import accounting
 def test_small_losses_get_a_finer_grid(q, sigma, steps, right):
     """A grid of 1e-4 doubled ε where the losses of a step are smaller."""
     delta = 1e-6
-    found = accounting.planned_guarantee(
-        noise_multiplier=sigma, sampling_probability=q, steps=steps
-    ).epsilon(delta)
+    found = planned_epsilon(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=delta
+    )
     assert found == pytest.approx(right, rel=0.005)
     # Losses rounded down, by dp_accounting, on a grid that is finer still: a lower bound.
     lower = privacy_loss_distribution.from_gaussian_mechanism(
@@ -31,9 +32,7 @@ def test_small_losses_get_a_finer_grid(q, sigma, steps, right):
     # The central limit theorem.
     mu = q * math.sqrt(steps * math.expm1(sigma**-2))
     assert found == pytest.approx(
-        accounting.planned_guarantee(
-            noise_multiplier=1 / mu, sampling_probability=1.0, steps=1
-        ).epsilon(delta),
+        planned_epsilon(noise_multiplier=1 / mu, sampling_probability=1.0, steps=1, delta=delta),
         rel=0.08,
     )
     # A plot, and μ, use a coarser grid.

@@ -130,19 +130,6 @@ def test_several_records_and_selection_pay_for_it():
     assert one.epsilon(DELTA) < Guarantee(best).epsilon(DELTA) <= 1.5
 
 
-def test_unit_and_relation_may_be_named():
-    plan = dpoptax.PrivacyPlan(dataset_size=100, batch_size=10, steps=2, noise_multiplier=2.0)
-    stated = StatedDpEvent(0.5, 1e-6)
-    for own in ({"unit": "user"}, {"neighboring_relation": "replace-one"}):
-        with pytest.raises(ValueError, match="must have the same"):
-            accounting.planned_guarantee(
-                noise_multiplier=2.0,
-                steps=2,
-                sampler=plan.sampler,
-                also=[PrivacyEvent(stated, **own)],
-            )
-
-
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
