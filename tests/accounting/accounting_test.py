@@ -27,7 +27,9 @@ DELTA = 1e-5
 
 def divergences_of(orders, **run):
     """Returns the Rényi divergences of a planned run."""
-    return divergences(accounting.planned_guarantee(**run).event.dp_event, np.atleast_1d(orders))
+    planned = accounting.planned_guarantee(**run)
+    relation = planned.neighboring_relation
+    return divergences(planned.event.dp_event, np.atleast_1d(orders), relation)
 
 
 def curve_of(steps, delta, **run):

@@ -258,7 +258,6 @@ GAIN = {"noise_stddev": 1.0, "drift_stddev": 1.0}
         (lambda: dpoptax.disk("0.7", 0.5), "`kappa` must be a Python number, got '0.7'"),
         (lambda: dpoptax.disk(0.5, float("nan")), "`gamma` must .* got nan"),
         (lambda: dpoptax.disk(0.7, [0.5]), r"`gamma` must be a Python number, got \[0.5\]"),
-        (lambda: dpoptax.disk(0.5, None), "`gamma` must .* got None"),
         (lambda: dpoptax.disk(0.5, 0.5, filter_gain=2.0), "`filter_gain` must .* got 2.0"),
         (lambda: dpoptax.pmlf(0, 0.5, [1.0]), "`length` must .* got 0"),
         (lambda: dpoptax.pmlf("2", 0.5, [1.0]), "`length` must be a Python number, got '2'"),
