@@ -97,8 +97,10 @@ def padded(scores: Array, number: int, rng: np.random.Generator) -> Array:
     """Returns scores with standard normal draws for counts that could have one value only.
 
     Without them, the number of scores would be a stopping time, for example the step in which the
-    last record is drawn, and their mean would not be normal.
+    last record is drawn, and their mean would not be normal. Without any score, nothing is tested.
     """
+    if not len(scores):
+        return scores
     return np.concatenate([scores, rng.normal(size=number - len(scores))])
 
 
