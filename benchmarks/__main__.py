@@ -83,11 +83,15 @@ def main(config: Config) -> str:
         python, problems = torch_environment(config.environment, config.fastdp)
         interpreters = pythons(python, "; ".join(problems))
         facts |= {"not installed": "; ".join(problems)} if problems else {}
-    chosen = variants(config.libraries, config.methods)
-    work = [(cell, chosen) for cell in cells(config.models, config.batch_sizes)]
+    work = [
+        (cell, variants(config.libraries, config.methods, cell.batch_size))
+        for cell in cells(config.models, config.batch_sizes)
+    ]
     for sweep in config.sweeps:
-        selected = sweep_variants(sweep, config.libraries)
-        work += [(cell, selected) for cell in sweep_cells(sweep)]
+        work += [
+            (cell, sweep_variants(sweep, config.libraries, cell.batch_size))
+            for cell in sweep_cells(sweep)
+        ]
     turns = [len(selected) * (1 + config.budget.rounds) for _, selected in work]
     results, markdown, done = [], "", 0
     with tqdm(total=sum(turns), unit="turn") as bar:

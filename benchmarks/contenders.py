@@ -21,7 +21,10 @@ STATE_FIRST = ("disk", "dp-pmlf")
 
 
 class Setting(NamedTuple):
-    """Options of a contender: fields of `variants.Variant` and of the cell."""
+    """Options of a contender: fields of `variants.Variant` and of the cell.
+
+    Without a `microbatch_size`, dpoptax takes its default, and the others the whole batch.
+    """
 
     batch_size: int
     microbatch_size: int | None
@@ -31,15 +34,23 @@ class Setting(NamedTuple):
 
 
 def non_private(problem: Problem, setting: Setting):
-    """Averages gradients over the whole batch or accumulates them over micro-batches."""
+    """Averages gradients over the whole batch, or adds those of micro-batches in a `lax.scan`."""
 
     def mean_gradient(params, batch):
-        def gradient_sum(batch, mask):
+        def gradient_sum(batch):
             losses = jax.vmap(problem.loss_fn, (None, 0))
-            return jax.grad(lambda params: jnp.sum(losses(params, batch), where=mask))(params), None
+            return jax.grad(lambda params: jnp.sum(losses(params, batch)))(params)
 
-        sums = dpoptax.extend.in_microbatches(gradient_sum, setting.microbatch_size)
-        total, _ = sums(batch, jnp.ones(setting.batch_size, bool))
+        size = setting.microbatch_size or setting.batch_size
+        if size == setting.batch_size:
+            total = gradient_sum(batch)
+        else:
+            parts = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), batch)
+            total, _ = jax.lax.scan(
+                lambda total, part: (optax.tree.add(total, gradient_sum(part)), None),
+                optax.tree.zeros_like(params),
+                parts,
+            )
         return optax.tree.scale(1.0 / setting.batch_size, total)
 
     return optax.sgd(LEARNING_RATE), lambda opt_state, params, batch: mean_gradient(params, batch)

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator
 
 HEADER = (
-    "| | microbatch | ms/step | quartiles | ratio | compile s | peak MB | memory ratio |\n"
+    "| | ms/step | quartiles | ratio | interval | compile s | peak MB | memory ratio |\n"
     "|---|---:|---:|---:|---:|---:|---:|---:|"
 )
 
@@ -50,12 +50,21 @@ def to_markdown(results, facts: dict) -> str:
 
 
 def _summary(results):
-    """Returns a table of ratios with a row per variant and a column per cell."""
+    """Returns a table of ratios with a row per step and a column per cell.
+
+    A row takes the fastest size of each cell. Steps of dpoptax have one more row, by default.
+    """
     cells = list(dict.fromkeys(str(result.cell) for result in results))
-    names = list(dict.fromkeys(str(result.variant) for result in results))
     if not cells:
         return ""
-    found = {(str(result.cell), str(result.variant)): _ratio(result) for result in results}
+    found: dict[tuple[str, str], str] = {}
+    for result in sorted(results, key=lambda result: result.ratio or math.inf):
+        variant, cell = result.variant, str(result.cell)
+        if variant.library.startswith("dpoptax") and variant.microbatch_size is None:
+            found[cell, f"{variant}, default size"] = _ratio(result)
+        else:
+            found.setdefault((cell, variant.step), _ratio(result))
+    names = list(dict.fromkeys(name for _, name in found))
     lines = ["| time, ratio to non-private | " + " | ".join(cells) + " |"]
     lines.append("|---|" + "---:|" * len(cells))
     for name in names:
@@ -71,13 +80,14 @@ def _ratio(result):
 def _row(result):
     name = str(result.variant)
     if result.error is not None:
-        return f"| {name} | | failed: {result.error.replace('|', '/')} | | | | | |"
+        return f"| {name} | failed: {result.error.replace('|', '/')} | | | | | | |"
     low, high = result.quartiles
     seconds = "" if result.compile_seconds is None else f"{result.compile_seconds:.1f}"
     memory = f"{result.memory_ratio:.2f}" if result.memory_ratio else "–"
+    interval = "–" if result.interval is None else "{:.2f}–{:.2f}".format(*result.interval)
     return (
-        f"| {name} | {result.variant.microbatch_size or 'whole'} | {result.median:.2f} | "
-        f"{low:.2f}–{high:.2f} | {_ratio(result)} | {seconds} | {result.peak_mb:.0f} | {memory} |"
+        f"| {name} | {result.median:.2f} | {low:.2f}–{high:.2f} | {_ratio(result)} | {interval} | "
+        f"{seconds} | {result.peak_mb:.0f} | {memory} |"
     )
 
 

@@ -120,7 +120,8 @@ def make_step(problem: Problem, mesh: Any, split: bool) -> tuple[Any, tuple[Any,
         dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
         optax.sgd(0.1),
     )
-    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), mesh=mesh, param_specs=spec)
+    options = {"mesh": mesh, "param_specs": spec, "microbatch_size": problem.batch_size}
+    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), **options)
 
     def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
         grads = grad_fn(dpoptax.gradient_points(state, params), batch)

@@ -16,11 +16,11 @@ from typing import Any
 MAX_STEPS = 50
 
 
-def serve(build: Callable[[dict], tuple[Callable[[], Any] | None, dict]]) -> None:
+def serve(build: Callable[[dict], tuple[Callable[[], Any], dict]]) -> None:
     """Answers requests on standard input, one line of JSON each, until it closes.
 
     `build(request)` returns the step and facts to report. The step blocks until its result is
-    ready. It is `None` if the request asks for facts only.
+    ready.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -33,8 +33,6 @@ def serve(build: Callable[[dict], tuple[Callable[[], Any] | None, dict]]) -> Non
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
         step, facts = build(request)
-        if step is None:
-            return reply(facts)
         step()
         reply(facts)
         for line in sys.stdin:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.variants import TUNED, Cell, Variant, request
+from scipy.stats import binom
+
+from benchmarks.variants import Cell, Variant, request
 
 ROOT = Path(__file__).parents[1]
-TUNING_BATCH = 256
 
 
 class WorkerError(Exception):
@@ -25,7 +26,9 @@ class Result:
     """One variant in one cell: milliseconds of every step by round, or the error.
 
     `ratio` and `memory_ratio` are relative to `baseline`, the fastest non-private step of the same
-    framework in the same cell. `facts` are those that the worker reports.
+    framework in the same cell. `interval` holds order statistics of the rounds' ratios between
+    which the median ratio lies with a confidence of 95 %, or the least and the largest of fewer
+    than six. `facts` are those that the worker reports.
     """
 
     cell: Cell
@@ -35,6 +38,7 @@ class Result:
     peak_mb: float | None = None
     error: str | None = None
     ratio: float | None = None
+    interval: tuple[float, float] | None = None
     memory_ratio: float | None = None
     baseline: str | None = None
     facts: dict[str, float] = field(default_factory=dict)
@@ -118,9 +122,9 @@ class Budget:
       memory_limit_gb: memory limit of a worker. A worker that needs more is listed as failed.
     """
 
-    rounds: int = 7
+    rounds: int = 10
     seconds_per_turn: float = 0.3
-    seconds_per_cell: float = 180.0
+    seconds_per_cell: float = 900.0
     memory_limit_gb: float = 14.0
 
 
@@ -141,7 +145,10 @@ def measure(cell, variants, pythons, budget: Budget, progress) -> list[Result]:
         result = Result(cell, variant)
         results.append(result)
         try:
-            worker, result.variant = _start(cell, variant, pythons, budget.memory_limit_gb)
+            python, reason = pythons["torch" if variant.uses_torch else "jax"]
+            if python is None:
+                raise WorkerError(reason)
+            worker = Worker(python, cell, variant, budget.memory_limit_gb)
         except WorkerError as error:
             result.error = str(error)
             continue
@@ -169,39 +176,6 @@ def measure(cell, variants, pythons, budget: Budget, progress) -> list[Result]:
     return results
 
 
-def _start(cell, variant, pythons, memory_limit_gb):
-    python, reason = pythons["torch" if variant.uses_torch else "jax"]
-    if python is None:
-        raise WorkerError(reason)
-    if variant.microbatch_size == TUNED:
-        size = _tuned_size(python, cell, variant, memory_limit_gb)
-        variant = replace(variant, microbatch_size=size)
-    return Worker(python, cell, variant, memory_limit_gb), variant
-
-
-_tuned_sizes: dict[str, int] = {}
-
-
-def _tuned_size(python, cell, variant, memory_limit_gb):
-    """Returns the fastest micro-batch size, tuned in a separate process.
-
-    Tuning runs whole batches, and their memory must not count as the variant's. The best size
-    hardly depends on the batch size, the noise and DOPPLER's filter, so these variants share it. If
-    the best size for the tuning batch is the whole batch, larger batches are also taken whole.
-    """
-    batch_size = cell.batch_size
-    cell = replace(cell, batch_size=min(batch_size, TUNING_BATCH), sweep="")
-    algorithm = "dp-sgd" if variant.algorithm == "doppler" else variant.algorithm
-    variant = replace(variant, algorithm=algorithm, noise=True)
-    key = f"{cell} {cell.points} {variant}"
-    if key not in _tuned_sizes:
-        tuner = Worker(python, cell, variant, memory_limit_gb)
-        tuner.close()
-        _tuned_sizes[key] = tuner.facts["microbatch_size"]
-    size = _tuned_sizes[key]
-    return batch_size if size == cell.batch_size else size
-
-
 def _set_ratios(results):
     for uses_torch in (False, True):
         group = [r for r in results if r.variant.uses_torch == uses_torch and r.error is None]
@@ -212,9 +186,12 @@ def _set_ratios(results):
         for result in group:
             # Compare round by round: a slow machine then slows both sides of a ratio.
             pairs = zip(result.rounds, best.rounds, strict=True)
-            result.ratio = statistics.median(
+            ratios = sorted(
                 statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs
             )
+            result.ratio = statistics.median(ratios)
+            left_out = max(1, int(binom.ppf(0.025, len(ratios), 0.5))) - 1
+            result.interval = ratios[left_out], ratios[-1 - left_out]
             result.memory_ratio = result.peak_mb / best.peak_mb
             result.baseline = str(best.variant)
 

@@ -6,8 +6,6 @@ JAX_LIBRARIES = ("non-private", "optax.contrib", "jax_privacy", "dpoptax vmap", 
 TORCH_LIBRARIES = ("torch non-private", "Opacus ghost", "FastDP book-keeping")
 ALGORITHMS = ("dp-sgd", "doppler", "disk", "dp-pmlf")
 
-TUNED = "tuned"
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -27,17 +25,26 @@ class Cell:
 
 @dataclass(frozen=True)
 class Variant:
-    """A library, its algorithm and micro-batch size, with or without noise."""
+    """A library, its algorithm and micro-batch size, with or without noise.
+
+    Without a size, dpoptax takes its default, and the others the whole batch.
+    """
 
     library: str
     algorithm: str = "dp-sgd"
     noise: bool = True
-    microbatch_size: int | str | None = None
+    microbatch_size: int | None = None
 
     def __str__(self):
+        sizes = f", {self.microbatch_size} at once" if self.microbatch_size else ""
+        return self.step + sizes
+
+    @property
+    def step(self) -> str:
+        """Returns the name without the size."""
         if self.library.startswith("dpoptax"):
             return f"{self.library}, {self.algorithm}" + ("" if self.noise else ", no noise")
-        return f"{self.library}, microbatched" if self.microbatch_size else self.library
+        return self.library
 
     @property
     def is_baseline(self) -> bool:
@@ -48,17 +55,24 @@ class Variant:
         return self.library in TORCH_LIBRARIES
 
 
-def variants(libraries: tuple[str, ...], algorithms: tuple[str, ...]) -> list[Variant]:
-    """Returns all variants of the chosen libraries and algorithms, baselines first."""
+def variants(
+    libraries: tuple[str, ...], algorithms: tuple[str, ...], batch_size: int
+) -> list[Variant]:
+    """Returns all variants of the chosen libraries and algorithms, baselines first.
+
+    Plain steps, jax_privacy, DP-SGD and DiSK take the same sizes: the batch, its half, … a 64th.
+    """
+    sizes = [batch_size // 2**i for i in range(7) if batch_size % 2**i == 0]
     chosen = []
     for library in libraries:
         if library in ("non-private", "jax_privacy"):
-            chosen += [Variant(library), Variant(library, microbatch_size=TUNED)]
+            chosen += [Variant(library, microbatch_size=size) for size in sizes]
         elif library.startswith("dpoptax"):
             for algorithm in algorithms:
-                chosen.append(Variant(library, algorithm, microbatch_size=TUNED))
+                chosen.append(Variant(library, algorithm))
                 if algorithm in ("dp-sgd", "disk"):
                     chosen.append(replace(chosen[-1], noise=False))
+                    chosen += [Variant(library, algorithm, microbatch_size=size) for size in sizes]
         else:
             chosen.append(Variant(library))
     return sorted(chosen, key=lambda variant: (variant.uses_torch, not variant.is_baseline))
@@ -82,12 +96,11 @@ def sweep_cells(sweep: str) -> list[Cell]:
     return [Cell("transformer", 32, sweep=sweep, points=points) for points in (1, 2, 4, 8)]
 
 
-def sweep_variants(sweep: str, libraries: tuple[str, ...]) -> list[Variant]:
-    """Returns the non-private baselines and the chosen variants of dpoptax."""
+def sweep_variants(sweep: str, libraries: tuple[str, ...], batch_size: int) -> list[Variant]:
+    """Returns the non-private baselines and the chosen variants of dpoptax, at their defaults."""
     algorithm = "dp-pmlf" if sweep == "points" else "dp-sgd"
     chosen = [library for library in ("dpoptax vmap", "dpoptax auto") if library in libraries]
-    baselines = [Variant("non-private"), Variant("non-private", microbatch_size=TUNED)]
-    return baselines + [Variant(name, algorithm, microbatch_size=TUNED) for name in chosen]
+    return variants(("non-private",), (), batch_size) + [Variant(n, algorithm) for n in chosen]
 
 
 def request(cell: Cell, variant: Variant, memory_limit_gb: float) -> dict:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
         dropped_examples as dropped_examples,
     )
     from dpoptax._clipped_grad.gradient_norms import gradient_norms as gradient_norms
-    from dpoptax._clipped_grad.microbatch_tuning import (
-        tune_microbatch_size as tune_microbatch_size,
-    )
     from dpoptax._clipped_sum.accumulate import accumulate as accumulate
     from dpoptax._clipped_sum.clipped_sum import ClippedSum as ClippedSum
     from dpoptax._clips.clip import Clip as Clip
@@ -81,7 +78,6 @@ else:
         "._clipped_grad.clipped_grad": ("clipped_grad",),
         "._clipped_grad.dropped_examples": ("dropped_examples",),
         "._clipped_grad.gradient_norms": ("gradient_norms",),
-        "._clipped_grad.microbatch_tuning": ("tune_microbatch_size",),
         "._ghost_clipping.explain": ("explain",),
         "._points.points": ("GradientPoints", "gradient_points"),
         "._release.correlated": ("correlated_noise",),

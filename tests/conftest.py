@@ -67,7 +67,6 @@ def pytest_collection():
 _LONG_EXAMPLES = {
     "accumulate", "augmented", "calibrate", "canary_gradient", "information_flow",
     "searched_canary", "select_rows", "selected_grad", "statement",
-    "tune_microbatch_size",
 }  # fmt: skip
 
 

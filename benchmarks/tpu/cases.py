@@ -114,15 +114,15 @@ def private_step(
 ) -> tuple[Callable[..., Any], Any]:
     """Returns a step of DP-SGD on the same loss, and the shapes of its initial state."""
     clip: Any = 1.0 if options.clip == "flat" else dpoptax.per_layer_clip(1.0)
-    placed: dict[str, Any] = {}
+    placed: dict[str, Any] = {"microbatch_size": options.microbatch_size or case.batch_size}
     if mesh is not None and options.mesh:
-        placed = {"mesh": mesh, "param_specs": model.specs if case.fsdp else P()}
+        specs = model.specs if case.fsdp else P()
+        placed = {"microbatch_size": options.microbatch_size, "mesh": mesh, "param_specs": specs}
     grad_fn = dpoptax.clipped_grad(
         model.loss_fn,
         clip,
         method=options.method,
         precision=options.precision,
-        microbatch_size=options.microbatch_size,
         **placed,
     )
     noise = dpoptax.gaussian_noise(

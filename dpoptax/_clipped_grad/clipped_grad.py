@@ -64,9 +64,11 @@ def clipped_grad(
       loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` if `grad_fn` is given
         a key. Returns a scalar, or (scalar, aux) with `has_aux`.
       clip: the clipping geometry. A number C means `dpoptax.l2_clip(C)`.
-      microbatch_size: the number of examples that a device computes at once; `None` for all. Small
-        values need less memory and are often faster on CPU. They change the result by rounding
-        only. A batch that is not a multiple of it is padded.
+      microbatch_size: the number of examples that a device computes at once. Small values need less
+        memory. They change the result by rounding only. A batch that is not a multiple of it is
+        padded. `None` means all examples on GPU and TPU, and on CPU a size for its caches, from
+        shapes alone (docs/guides/memory.md). The platform is that of `mesh`, or JAX's default. For
+        all examples on any platform, pass the batch size.
       has_aux: whether `loss_fn` returns auxiliary outputs.
       return_values: whether `grad_fn` also returns the losses of all examples, (B,).
       method: "auto" computes norms and sums from the operands and cotangents of each layer (ghost
@@ -153,7 +155,7 @@ def clipped_grad(
     engine = choose_engine(Options(clip, method, precision, grid, microbatch_size, mesh))
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
-    sums = BatchSum(loss_fn, has_aux, engine, microbatch_size)
+    sums = BatchSum(loss_fn, has_aux, engine, microbatch_size, mesh)
     on_mesh = mesh is not None or param_specs is not None
     batch_sum = _over_devices(sums, clip, mesh, axis_name, param_specs) if on_mesh else sums
     total = jax.jit(

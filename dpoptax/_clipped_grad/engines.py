@@ -32,7 +32,7 @@ from dpoptax._clips.encoding import join as join_encoding
 from dpoptax._losses.trace_loss import Examples, TracedLoss
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
-from dpoptax._support.xla import rounds_products
+from dpoptax._support.xla import device_of, rounds_products
 
 if TYPE_CHECKING:
     from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
@@ -72,9 +72,7 @@ class Options:
         precision = self.precision
         default: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         if precision is None and default in _ONE_PASS:
-            mesh = self.mesh
-            devices = mesh.devices.flat if isinstance(mesh, jax.sharding.Mesh) else jax.devices()
-            precision = "bfloat16" if rounds_products(devices[0]) else "float32"
+            precision = "bfloat16" if rounds_products(device_of(self.mesh)) else "float32"
         return jnp.bfloat16 if precision == "bfloat16" else None
 
 

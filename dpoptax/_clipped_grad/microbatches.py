@@ -12,12 +12,14 @@ from jax.extend.core import JaxprEqn
 from optax import microbatching
 
 from dpoptax._clipped_grad.engine import Engine
-from dpoptax._losses.trace_loss import Examples, trace_batch
+from dpoptax._losses.microbatch_rule import microbatch_rule
+from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_batch
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._support.jaxprs import equations
 from dpoptax._support.tree import PyTree
+from dpoptax._support.xla import device_of
 
 if TYPE_CHECKING:
     from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
@@ -38,13 +40,15 @@ class BatchSum:
       loss_fn: the loss of one example.
       has_aux: whether it returns (loss, aux).
       engine: how one micro-batch is summed.
-      microbatch_size: the number of examples computed at once; `None` for all.
+      microbatch_size: the number of examples computed at once; `None` for the rule's.
+      mesh: the devices that share the batch; `None` for JAX's default device.
     """
 
     loss_fn: Callable[..., PyTree]
     has_aux: bool
     engine: Engine
     microbatch_size: int | None
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None
 
     def __call__(
         self,
@@ -78,15 +82,21 @@ class BatchSum:
         """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
         batch, ids = records
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+        everything = Examples(batch, mask, whole, keys)
+        loss = trace_batch(self.loss_fn, points, everything, has_aux=self.has_aux)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys
-            examples = Examples(batch, mask, whole, keys)
-            loss = trace_batch(self.loss_fn, points, examples, has_aux=self.has_aux)
-            return self.engine.sum(loss, points, examples, **over)
+            return self.engine.sum(loss, points, Examples(batch, mask, whole, keys), **over)
 
         sums = _rewrite_for_xla(microbatch_sum, private=True)
-        return _in_microbatches(sums, self.microbatch_size)((batch, keys), mask)
+        return _in_microbatches(sums, self._size(loss, len(mask)))((batch, keys), mask)
+
+    def _size(self, loss: TracedLoss, rows: int) -> int | None:
+        """Returns the number of examples that are computed at once; `None` for all."""
+        if self.microbatch_size is not None or self.engine.in_backward:
+            return self.microbatch_size
+        return microbatch_rule(loss, rows, device_of(self.mesh).platform)
 
 
 def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
@@ -210,6 +220,6 @@ def check_microbatch_size(microbatch_size: int) -> None:
     """Raises an error if the size is not a positive integer."""
     if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
         raise ValueError(
-            f"`microbatch_size` must be an integer of at least 1, got {microbatch_size!r}. Pass "
-            "`None` to compute all examples at once."
+            f"`microbatch_size` must be an integer of at least 1, got {microbatch_size!r}. Leave "
+            "it out for a size that suits the device, or pass the batch size for all at once."
         )

@@ -12,6 +12,7 @@ import jax
 from dpoptax._ghost_clipping.precision import kept_share
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
+from dpoptax._support.xla import device_of
 
 if TYPE_CHECKING:
     from dpoptax._ghost_clipping.plan import Plan, Product
@@ -65,10 +66,15 @@ class Explanation:
       rows: one for each parameter.
       note: the reason why some gradients are exactly zero or may be shortened, and the remedy;
         otherwise empty.
+      batch_size: the number of examples on a device.
+      microbatch_size: how many of them `clipped_grad` computes at once by default, on JAX's default
+        platform.
     """
 
     rows: tuple[ParameterExplanation, ...]
     note: str = ""
+    batch_size: int = 1
+    microbatch_size: int = 1
 
     @property
     def fallbacks(self) -> tuple[ParameterExplanation, ...]:
@@ -84,7 +90,9 @@ class Explanation:
         cells = [_HEADER] + [
             (r.parameter, str(r.shape), r.uses, r.rule, f"{r.cost:,}", r.why) for r in self.rows
         ]
-        return format_table(cells) + (f"\n\n{self.note}" if self.note else "")
+        size = f"{self.microbatch_size} of {self.batch_size} examples are computed at once."
+        parts = [size] if self.microbatch_size < self.batch_size else []
+        return "\n\n".join([format_table(cells), *parts, *filter(None, [self.note])])
 
 
 def format_table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -116,8 +124,9 @@ def explain(
       example: one example (no batch axis), or its shape structs.
       key: a key, for a loss that takes one.
       has_aux: whether the loss returns (loss, aux).
-      batch_size: the number of examples computed at once, which is the micro-batch size. The
-        cheapest method for a norm depends on it.
+      batch_size: the number of examples on a device. The default micro-batch size depends on it,
+        and the cheapest method for a norm on that size. For another `microbatch_size`, pass it
+        here.
       num_points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method
         depends on it.
       tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
@@ -173,11 +182,13 @@ def _explain(
     tangent: bool,
 ) -> Explanation:
     from dpoptax._ghost_clipping.make_plan import make_plan
+    from dpoptax._losses.microbatch_rule import microbatch_rule
     from dpoptax._losses.read_program import read_program
     from dpoptax._losses.zero_gradients import describe_unused
 
     program = read_program(traced)
-    plan = make_plan(program, batch_size, num_points, has_tangent=tangent)
+    size = microbatch_rule(traced, batch_size, device_of(None).platform)
+    plan = make_plan(program, size, num_points, has_tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = num_points + tangent
     rows = []
@@ -187,7 +198,7 @@ def _explain(
             row = dataclasses.replace(row, rule="zero", vanishes=True)
         rows.append(row)
     notes = [describe_unused(program.unused, params), _describe_shortened(rows)]
-    return Explanation(tuple(rows), "\n\n".join(filter(None, notes)))
+    return Explanation(tuple(rows), "\n\n".join(filter(None, notes)), batch_size, size)
 
 
 def _zero_gradients(
@@ -218,7 +229,7 @@ def _with_zeros(found: Explanation, zeros: frozenset[int]) -> Explanation:
     for leaf in zeros:
         rows[leaf] = dataclasses.replace(rows[leaf], rule="zero", vanishes=True)
     notes = filter(None, [describe_constant(names), found.note])
-    return Explanation(tuple(rows), "\n\n".join(notes))
+    return dataclasses.replace(found, rows=tuple(rows), note="\n\n".join(notes))
 
 
 def _describe_shortened(rows: list[ParameterExplanation]) -> str:

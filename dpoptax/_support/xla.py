@@ -143,6 +143,11 @@ def _after_empty_loop(arrays: list[jax.Array]) -> list[jax.Array]:
     return kept
 
 
+def device_of(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None) -> jax.Device:
+    """Returns a device of the mesh, or JAX's default device if the mesh names none."""
+    return mesh.devices.flat[0] if isinstance(mesh, jax.sharding.Mesh) else jax.devices()[0]
+
+
 def rounds_products(device: jax.Device) -> bool:
     """Returns whether products of float32 round their operands by default on this device.
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -17,7 +16,6 @@ from dpoptax.runs import (
     RunIdentity,
     generator_of,
     key_of_words,
-    seeded,
     settings,
     shared_key,
     words_of,
@@ -27,11 +25,10 @@ from dpoptax.training.loss_arguments import takes_state
 from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.context import Context, Log, Record, open_context
-from dpoptax.training.run.feeding import Feed
-from dpoptax.training.run.program import MICROBATCH_SIZE, RunProgram, bounds, noise_values
+from dpoptax.training.run.context import Log, Record, open_context
+from dpoptax.training.run.program import RunProgram, bounds, noise_values
 from dpoptax.training.run.resume import check_continues
-from dpoptax.training.run.step import TrainingStep, with_fastest_microbatches
+from dpoptax.training.run.step import TrainingStep
 from dpoptax.training.run.training_loop import Job, State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task
 from dpoptax.users import UserTable
@@ -79,7 +76,7 @@ def fit(
     frozen: Any = None,
     users: UserTable | None = None,
     has_aux: bool = False,
-    microbatch_size: int | Literal["auto"] | None = None,
+    microbatch_size: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
     generator: Generator | None = None,
@@ -134,10 +131,7 @@ def fit(
       users: the owners of the examples, if the plan's sampler is `users.sampler(…)`. The loss of a
         user is the mean loss of its examples.
       has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
-      microbatch_size: as for `clipped_grad`, or "auto" for the size that
-        `dpoptax.tune_microbatch_size` finds before the first step, on a batch of zeros with a noise
-        key of zeros. So the size depends on no private data. Equal steps in a process share it, and
-        a resumed run keeps it. Other processes may find another size, which rounds differently.
+      microbatch_size: as for `clipped_grad`.
       mesh: devices along an axis "data" that share each batch, on one or several hosts; None for
         one device. All hosts make the same call.
       key: the noise key, which also determines the batches, as for `PrivacyPlan.new_run`. By
@@ -239,9 +233,6 @@ def run_task(
             }
             program = RunProgram(dataclasses.replace(task, data=data, **placed), place)
             step = program.step(key)
-        if task.microbatch_size == "auto":
-            step = _with_automatic_size(step, program, key, context)
-        with phases("init"):
             first = State(0, program.task.params, program.first_state(key, program.task.params))
             # Only shapes are needed from now on, so a restored state can replace the arrays.
             program = dataclasses.replace(
@@ -279,7 +270,6 @@ def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
         unused = {"has_aux": task.has_aux or None, "microbatch_size": task.microbatch_size}
         inputs.check_unused(loss_fn=task.loss_fn, **unused)
         inputs.check_automatic(mesh)
-    inputs.check_microbatch_size(task.microbatch_size)
     if isinstance(task.plan, PlainPlan):
         inputs.check_plain(task.plan.noise is None, task.loss_fn, task.grad_fn, task.budget)
 
@@ -292,23 +282,6 @@ def _make_schedule(task: Task) -> dict[str, int]:
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
     return schedule
-
-
-def _with_automatic_size(
-    step: TrainingStep, program: RunProgram, key: jax.Array, context: Context
-) -> TrainingStep:
-    """Returns the step with the micro-batch size of the run to resume, or with the fastest."""
-    if context.begun is not None:  # repeated steps must not round differently
-        size = context.begun["identity"]["values"].get(MICROBATCH_SIZE)
-        return dataclasses.replace(step, microbatch_size=size)
-    task = program.task
-    feed = Feed(seeded(task.plan.sampler, key), task.data, program.place, users=task.users)
-    with context.phases("tuning"), inputs.explains_optimizer(task.optimizer, task.params):
-        state = task.params, program.first_state(jnp.zeros_like(key), task.params)
-        args = state, *feed(0), task.frozen
-        step = with_fastest_microbatches(step, args, program.place.mesh)
-    context.phases.announce(f"microbatch_size={step.microbatch_size}")
-    return step
 
 
 def make_job(

@@ -59,7 +59,8 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
         count_flops: Whether to trace the step.
     """
     # The body of a loop counts once, so microbatches would hide most examples.
-    program, key = RunProgram(dataclasses.replace(task, microbatch_size=None), Devices()), any_key()
+    whole = dataclasses.replace(task, microbatch_size=task.plan.sampler.padded_size)
+    program, key = RunProgram(whole, Devices()), any_key()
     arguments = program.arguments(key)
     (params, state), loaded, _, frozen = arguments
     flops = None

@@ -27,7 +27,8 @@ def shapes(mesh, tree, spec):
 def trace(mesh, params_spec):
     """Returns the traced private step for a mesh, or for one device."""
     placed = {} if mesh is None else {"mesh": mesh, "param_specs": params_spec}
-    options = {"precision": "bfloat16", **placed}  # the default is that of the host
+    # By default, the host decides these.
+    options = {"precision": "bfloat16", "microbatch_size": 16, **placed}
     tx = optax.chain(
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(0)),
         optax.sgd(0.1),

@@ -1,7 +1,5 @@
 """Checks `dpoptax.training.fit` over meshes, also of explicit axes and with sharded parameters."""
 
-from unittest import mock
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,30 +104,9 @@ def test_programs_of_two_devices_are_not_shared():
 
 
 @pytest.mark.slow
-def test_automatic_microbatches_are_parts_of_the_rows_of_a_device():
-    mesh = jax.make_mesh((2, 2), ("data", "model"))
-    params = {"inner": jnp.full((5, 8), 0.1), "outer": jnp.ones((8, 2))}
-    params["outer"] = jax.device_put(params["outer"], NamedSharding(mesh, P("model")))
-    data, plan = (fit_test.X, (fit_test.Y > 0).astype(np.int32)), fit_test.make_plan()
-    asked = []
-
-    def tune(make_step, *state, batch_size):
-        asked.append(batch_size)
-        make_step(4)(*jax.tree.map(jnp.copy, state))
-        return 4
-
-    with mock.patch.object(dpoptax, "tune_microbatch_size", tune):
-        options = {"frozen": 0.1, "mesh": mesh, "microbatch_size": "auto"}
-        found = fit(loss_fn, params, data, plan, progress=False, **options)
-    assert found.params["outer"].sharding.spec == P("model")
-    assert asked == [-(-plan.sampler.padded_size // 2)]
-
-
-@pytest.mark.slow
-def test_automatic_microbatches_on_another_device():
+def test_runs_on_another_device():
     data, params, key = jax.device_put(
         ((fit_test.X, fit_test.Y), np.zeros(5), fit_test.KEY), jax.devices()[1]
     )
-    options = {"key": key, "microbatch_size": "auto"}
-    found = fit(fit_test.linear_loss, params, data, fit_test.make_plan(), **options)
+    found = fit(fit_test.linear_loss, params, data, fit_test.make_plan(), key=key)
     assert found.params.devices() == {jax.devices()[1]}

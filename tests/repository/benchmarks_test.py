@@ -118,6 +118,7 @@ def test_ratios_use_fastest_baseline_of_each_round():
     torch = result(Variant("torch non-private"), (1.0,), (1.0,), (1.0,))
     _set_ratios([whole, small, private, torch])
     assert private.ratio == pytest.approx(1.5)
-    assert private.baseline == "non-private, microbatched"
+    assert private.baseline == "non-private, 2 at once"
+    assert private.interval == pytest.approx((1.5, 1.5))
     assert (whole.ratio, small.ratio, torch.ratio) == pytest.approx((2.0, 1.0, 1.0))
     assert torch.baseline == "torch non-private"

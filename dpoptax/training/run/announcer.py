@@ -15,7 +15,6 @@ _SAYS = {
     "data": "loading data",
     "accounting": "computing noise and ε",
     "init": "initializing parameters and optimizer",
-    "tuning": "timing micro-batch sizes",
     "compile": "compiling the training step",
     "evaluation": "evaluating",
     "checkpoints": "waiting for a checkpoint",

@@ -56,15 +56,6 @@ def check_plain(noiseless: bool, loss_fn: Any, grad_fn: Any, budget: float | Non
         )
 
 
-def check_microbatch_size(size: int | str | None) -> None:
-    """Raises if a size is to be timed on several hosts, which would choose different ones."""
-    if size == "auto" and jax.process_count() > 1:
-        raise ValueError(
-            "`microbatch_size` must be a number or None on several hosts, got 'auto'. Find a "
-            "number on one host."
-        )
-
-
 def check_automatic(mesh: Mesh | None) -> None:
     """Raises if a mesh has explicit axes, which a given gradient and the step would not share."""
     if mesh is not None and set(mesh.axis_types) != {AxisType.Auto}:

@@ -39,9 +39,6 @@ from dpoptax.training.run.step import (
 from dpoptax.training.run.step_keys import step_keys
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
-MICROBATCH_SIZE = "`microbatch_size`"
-"""Name of the size among the parts of the program in a folder's record."""
-
 _DIGEST = "`{}`, with everything that it closes over,"
 
 
@@ -105,7 +102,7 @@ class RunProgram:
             task.plan.sampler.batch_size,
             per_user=task.users is not None,
             has_aux=task.has_aux,
-            microbatch_size=None if task.microbatch_size == "auto" else task.microbatch_size,
+            microbatch_size=task.microbatch_size,
             param_specs=inputs.param_specs(task.params),
             grad_fn=task.grad_fn,
         )
@@ -146,7 +143,7 @@ class RunProgram:
             return {
                 **found,
                 "`clip`": step.clip if isinstance(step.clip, int | float) else repr(step.clip),
-                MICROBATCH_SIZE: step.microbatch_size,
+                "`microbatch_size`": step.microbatch_size,
                 _DIGEST.format("loss_fn"): Hidden(program_digest(step, args)),
             }
         if mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows

@@ -21,9 +21,6 @@ from dpoptax.users import per_user_loss
 # In bytes. Programs with larger constants are not compared.
 _LARGEST_CONSTANTS = 2**20
 
-# The fastest micro-batch sizes, by the identity of the step on a whole batch.
-_FASTEST: dict[Hashable, int] = {}
-
 CompiledStep: TypeAlias = Callable[..., tuple[Any, Any]]
 """Maps the state, a batch, its mask and frozen arrays to the next state."""
 
@@ -254,39 +251,6 @@ def compiled_step(
     if identity is None:
         return lowered.compile()
     return _compile(_Program(identity, lambda: lowered))
-
-
-def with_fastest_microbatches(
-    training_step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
-) -> TrainingStep:
-    """Returns the step with the micro-batch size that takes the least time, as it was timed once.
-
-    It is timed on a batch of zeros. Under `jax.disable_jit()`, it takes the whole batch.
-
-    Args:
-        training_step: The step.
-        args: As for `compiled_step`, with a noise key that no run has. The state is kept.
-        mesh: As for `compiled_step`.
-    """
-    config: Any = jax.config
-    if config.jax_disable_jit:
-        return training_step
-    (*state,), batch, mask, frozen = args
-    if isinstance(batch, Resident):  # zeros like the whole split could need much memory
-        batch = Loaded(jax.eval_shape(Resident.examples, batch), batch.indices)
-    args = tuple(state), batch, mask, frozen
-    zeros = jax.tree.map(jnp.zeros_like, (batch, mask))
-
-    def make_step(size: int) -> Callable[..., Any]:
-        sized = dataclasses.replace(training_step, microbatch_size=size)
-        step = compiled_step(sized, args, mesh)
-        return lambda *state: step(state, *zeros, frozen)
-
-    identity, _ = _lowered(lambda state, *rest: training_step(*state, *rest, mesh=mesh), args, mesh)
-    if identity is None or identity not in _FASTEST:
-        rows = len(mask) // (1 if mesh is None else mesh.shape["data"])
-        _FASTEST[identity] = dpoptax.tune_microbatch_size(make_step, *state, batch_size=rows)
-    return dataclasses.replace(training_step, microbatch_size=_FASTEST[identity])
 
 
 def _lowered(

@@ -1,0 +1,94 @@
+"""Tests of the number of examples that a device computes at once by default."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from dpoptax._losses.microbatch_rule import microbatch_rule
+from dpoptax._losses.trace_loss import trace_loss
+
+D = 1000
+SQUARE = jax.ShapeDtypeStruct((D, D), np.float32)  # 4 MB
+
+
+def size(loss, params, example, rows=2**20, platform="cpu"):
+    return microbatch_rule(trace_loss(loss, params, example, None, has_aux=False), rows, platform)
+
+
+def row(length):
+    return jax.ShapeDtypeStruct((length,), np.float32)
+
+
+def layer(w, x):
+    return jnp.sum(jnp.tanh(x @ w))  # 4 D + 4 D + 4 bytes
+
+
+def test_small_parameters_need_16_megabytes_of_results():
+    assert 2**8 < 16e6 / (8 * 5000) < 2**9
+    assert size(lambda w, x: jnp.sum(jnp.tanh(w * x)), row(1), row(5000)) == 2**9
+
+
+def test_large_parameters_need_four_times_their_bytes():
+    assert 2**10 < 4 * 4e6 / (8 * D) < 2**11
+    assert size(layer, SQUARE, row(D)) == 2**11
+
+
+def test_results_of_parameters_alone_count_as_parameters():
+    def normalized(w, x):
+        return layer(w / jnp.linalg.norm(w), x)  # two more arrays of 4 MB
+
+    assert size(normalized, SQUARE, row(D)) == 2**13
+
+
+def test_constants_count_as_parameters():
+    frozen = jnp.ones((D, D))
+    assert size(lambda w, x: layer(frozen, x @ w), SQUARE, row(D)) == 2**12
+
+
+def test_results_in_a_scan_count_in_each_step():
+    def scanned(w, x):
+        return jnp.sum(jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=16)[0])
+
+    assert size(scanned, SQUARE, row(D)) == 2**7
+
+
+def test_no_more_than_the_rows_and_all_elsewhere():
+    assert size(layer, SQUARE, row(D), rows=100) == 100
+    assert size(layer, SQUARE, row(D), platform="gpu") == 2**20
+
+
+def test_clipped_grad_takes_the_size_that_explain_names():
+    def loss(w, x):
+        return jnp.sum(jax.lax.scan(lambda h, _: (jnp.tanh(w * h), None), x, length=8)[0])
+
+    w, batch = jnp.full(1, 0.5), jnp.ones((70, 2**16))
+    found = dpoptax.explain(loss, w, batch[0], batch_size=70)
+    assert found.microbatch_size == 4
+    assert "4 of 70 examples are computed at once" in str(found)
+
+    def program(microbatch_size):
+        return str(
+            jax.make_jaxpr(dpoptax.clipped_grad(loss, 1.0, microbatch_size=microbatch_size))(
+                w, batch
+            )
+        )
+
+    assert program(None) == program(4)
+    assert program(None) != program(70)
+    assert program(70) == program(1000)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_default_differs_from_the_whole_batch_by_rounding(method):
+    batch = jax.random.normal(jax.random.key(0), (50, 2**18))
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(w * x))
+
+    default, whole = (
+        dpoptax.clipped_grad(loss, 1.0, method=method, microbatch_size=size)(jnp.ones(1), batch).sum
+        for size in (None, 50)
+    )
+    np.testing.assert_allclose(default, whole, rtol=1e-5)
