@@ -5,7 +5,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
 
-SETS = {"digits": ("dp_sgd", "disk", "pmlf", "adaptive_kalman", "non_private")}
+SETS = {"digits": ("dp_sgd", "momentum", "disk", "pmlf", "adaptive_kalman", "non_private")}
 """Configs that are compared by default, by the name of their folder. The first is the baseline."""
 
 

@@ -353,6 +353,7 @@ def test_comparison_resumes_and_trains_only_new_runs(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_comparison_figure_is_not_blank(compared):
     image = matplotlib.image.imread(compared[1] / "comparison.png")
+    assert (compared[1] / "comparison.pdf").read_bytes().startswith(b"%PDF")
     assert image.shape[1] > 1000
     assert image.std() > 0.05
 
@@ -434,7 +435,7 @@ def test_installed_names_are_configs(tmp_path, monkeypatch, capsys):
     assert names == ["digits", *(f"digits/{path.stem}" for path in sorted(DIGITS.glob("*.py")))]
     assert load_config("digits").digest == load_config(DIGITS / "dp_sgd.py").digest
     assert load_config("digits/disk").digest == load_config(DIGITS / "disk.py").digest
-    standard = {"dp_sgd", "disk", "pmlf", "adaptive_kalman", "non_private"}
+    standard = {"dp_sgd", "momentum", "disk", "pmlf", "adaptive_kalman", "non_private"}
     assert set(load_configs("digits")) == standard
     (tmp_path / "digits").write_text(CONFIG.format(name="own", method="DPSGD()", more=""))
     assert load_config("digits").name == "own"  # a file comes first

@@ -193,7 +193,7 @@ def _compare(arguments: list[str]) -> int:
 
     configs = with_data(configs_by_name(given.configs), given)
     print(table(compare(configs, given.comparison)))
-    print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
+    print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png, .pdf")
     return 0
 
 

@@ -19,7 +19,7 @@ class Comparison:
     """
 
     workdir: Path
-    """Directory for results.json, table.md, comparison.png and the records of runs in runs/.
+    """Directory for results.json, table.md, comparison.png and .pdf, and records in runs/.
     Finished runs with the same code, settings and program are not trained again, so the same
     command resumes a comparison, and more configs train only missing runs. data.json, which only
     its owner can read, detects other examples under the name of a data set."""

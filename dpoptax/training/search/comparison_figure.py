@@ -1,4 +1,4 @@
-"""Draws a comparison as a PNG file."""
+"""Draws a comparison as a PNG and a PDF file."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ _BASELINE = "DP-SGD"
 
 
 def plot_comparison(results: ComparisonResult, path: Path) -> None:
-    """Draws the test accuracies of each method and its difference from a baseline.
+    """Draws the test accuracies of each method and its difference from a baseline, as PNG and PDF.
 
     A row for each method shows every seed, the mean, and the mean paired difference from the
     baseline with its standard error. The baseline is DP-SGD, or else the first method.
@@ -28,7 +28,8 @@ def plot_comparison(results: ComparisonResult, path: Path) -> None:
     seeds = len(results.seeds)
     counted = f"{seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{results.dataset}, {privacy}; {counted}", fontsize="large")
-    figure.savefig(path, dpi=200)
+    for suffix in (".png", ".pdf"):
+        figure.savefig(path.with_suffix(suffix), dpi=200)
 
 
 def _plot_accuracies(axes: Axes, results: ComparisonResult) -> None:
