@@ -18,12 +18,12 @@ from dpoptax import auditing, sampling
 from dpoptax.runs import seeded
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.fitting import make_job
 from dpoptax.training.run import inputs, records
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.context import Context
 from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.program import RunProgram, any_key
+from dpoptax.training.run.program import RunProgram
+from dpoptax.training.run.step import TrainingStep
 from dpoptax.training.run.training_loop import State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
@@ -133,7 +133,7 @@ class _Audit:
 
     @functools.cached_property
     def program(self) -> RunProgram:
-        return RunProgram(self.task, Devices())
+        return RunProgram(self.task)
 
     @property
     def clip(self) -> dpoptax.Clip:
@@ -142,7 +142,7 @@ class _Audit:
 
     @property
     def noise(self) -> optax.GradientTransformation:
-        return cast(optax.GradientTransformation, self.program.noise(any_key()))
+        return cast(optax.GradientTransformation, self.program.noise())
 
     @functools.cached_property
     def epsilon(self) -> float:
@@ -160,8 +160,8 @@ class _Audit:
             delta=self.plan.delta,
             fixed_point=self.plan.fixed_point,
         )
-        one = RunProgram(dataclasses.replace(self.task, plan=plan), Devices())
-        return cast(optax.GradientTransformation, one.noise(any_key()))
+        one = RunProgram(dataclasses.replace(self.task, plan=plan))
+        return cast(optax.GradientTransformation, one.noise())
 
 
 def table(rows: list[Audited]) -> str:
@@ -249,7 +249,7 @@ def _attacks_on_whole_run(run: _Audit, trials: int) -> list[_Attack]:
     runs = max(trials if poisson else trials // _REPLAYED, 64)
     views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
         ("white-box", run.noise),
-        ("last-iterate", run.program.chain(any_key())),
+        ("last-iterate", run.program.chain()),
     )
     return [
         _Attack(name, f"{name}, {view[0]}", functools.partial(_attack_view, run, *view, runs))
@@ -278,7 +278,7 @@ def _attack_view(
     trials: int,
     **claim: Any,
 ) -> auditing.AuditResult:
-    sampler = seeded(run.plan.sampler, any_key())
+    sampler = seeded(run.plan.sampler, run.program.key)
     game = auditing.canary_gradient(
         transform, run.clip, jnp.zeros(_SMALL), sampler, steps=run.plan.steps
     )
@@ -345,6 +345,20 @@ class _Drawn:
         return sampling.Sample(indices, mask & self.kept[indices])
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Attacked(RunProgram):
+    """A run of some records, with an optimizer that scores canaries."""
+
+    kept: np.ndarray
+    audited: optax.GradientTransformation
+
+    def sampler(self, opt_state: Any) -> Any:
+        return _Drawn(seeded(self.task.plan.sampler, self.key), self.kept)
+
+    def step(self) -> TrainingStep:
+        return dataclasses.replace(super().step(), optimizer=self.audited)
+
+
 def _train(run: _Audit, key: jax.Array, **claim: Any) -> auditing.AuditResult:
     """Trains once on a random subset of the canaries and scores all canaries.
 
@@ -362,9 +376,10 @@ def _train(run: _Audit, key: jax.Array, **claim: Any) -> auditing.AuditResult:
     rows = np.arange(size - count, size, dtype=np.int32)
     canaries = streaming.read(task.data, rows[:, None]), rows[:, None]
     params = inputs.on_devices("params", task.params, Devices())
-    program = RunProgram(dataclasses.replace(task, params=params), Devices())
-    release = cast(optax.GradientTransformation, program.noise(noise_key))
-    step, following = program.step(noise_key), optax.chain(*program.following(noise_key))
+    task = dataclasses.replace(task, params=params, evaluate=None, eval_every=steps)
+    program = RunProgram(task, key=noise_key)
+    release = cast(optax.GradientTransformation, program.noise())
+    step, following = program.step(), optax.chain(*program.following())
 
     def init(params: Any) -> _AuditState:
         # Data are arguments, because the compilation cache on disk stores constants of programs.
@@ -389,15 +404,9 @@ def _train(run: _Audit, key: jax.Array, **claim: Any) -> auditing.AuditResult:
 
     audited = optax.GradientTransformation(init, update)
     sampler = seeded(run.plan.sampler, noise_key)
-    job = make_job(program, noise_key, step, steps, exact=False, eval_every=steps)
-    job = dataclasses.replace(
-        job,
-        sampler=lambda opt_state: cast(Any, _Drawn(sampler, kept)),
-        step=dataclasses.replace(step, optimizer=audited),
-        evaluate=lambda *_: {},
-        shown=lambda params, opt_state: (params,),
-    )
-    loop = TrainingLoop(job, State(0, params, init(params)), Context(Devices(), Announcer()))
+    attacked = _Attacked(task, key=noise_key, kept=kept, audited=audited)
+    first = State(0, params, init(params))
+    loop = TrainingLoop(attacked, first, Context(Announcer()), steps=steps)
     loop.finish()
     state = loop.state.opt_state
     scores = np.asarray(state.scores)

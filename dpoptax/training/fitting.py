@@ -20,19 +20,17 @@ from dpoptax.runs import (
     seeded,
     settings,
     shared_key,
-    words_of,
 )
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_state
-from dpoptax.training.run import inputs, records, seeds
+from dpoptax.training.run import inputs, records
 from dpoptax.training.run.announcer import Announcer, say
-from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.feeding import Feed
-from dpoptax.training.run.program import MICROBATCH_SIZE, RunProgram, bounds, noise_values
+from dpoptax.training.run.program import MICROBATCH_SIZE, RunProgram, noise_values
 from dpoptax.training.run.resume import check_continues
-from dpoptax.training.run.step import TrainingStep, with_fastest_microbatches
-from dpoptax.training.run.training_loop import Job, State, TrainingLoop
+from dpoptax.training.run.step import fastest_microbatch_size
+from dpoptax.training.run.training_loop import State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task
 from dpoptax.users import UserTable
 
@@ -78,7 +76,6 @@ def fit(
     grad_fn: Callable[..., Any] | None = None,
     frozen: Any = None,
     users: UserTable | None = None,
-    has_aux: bool = False,
     microbatch_size: int | Literal["auto"] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
@@ -123,17 +120,17 @@ def fit(
 
             fit(None, params, data, plan, grad_fn=clipped_grad(loss_fn, 1.0, method="recompute"))
 
-        `loss_fn` must then be None, and `has_aux` and `microbatch_size` be left out. `clip` is
-        needed only if it is an `adaptive_clip`, and for correlated noise in fixed point. Give
-        `clipped_grad` the same `mesh`, with automatic axes; the run then resumes on as many
-        devices only. `fit` calls `grad_fn(points, batch, mask)`. If it requires a keyword `key`, it
-        also gets `key` and `ids`, and with `frozen`, the keyword `frozen`. With `users`, the loss
-        is that of `dpoptax.users.per_user_loss`. `grid` may be `plan.grid(clip)`.
+        `loss_fn` must then be None, and `microbatch_size` be left out. `clip` is needed only if it
+        is an `adaptive_clip`, and for correlated noise in fixed point. Give `clipped_grad` the same
+        `mesh`, with automatic axes; the run then resumes on as many devices only. `fit` calls
+        `grad_fn(points, batch, mask)`, and drops auxiliary outputs, which are private. If it
+        requires a keyword `key`, it also gets `key` and `ids`, and with `frozen`, the keyword
+        `frozen`. With `users`, the loss is that of `dpoptax.users.per_user_loss`. `grid` may be
+        `plan.grid(clip)`.
       frozen: arrays that `loss_fn` uses and that are not trained, such as pretrained weights. They
         are an argument of the compiled step, and placed like `params`.
       users: the owners of the examples, if the plan's sampler is `users.sampler(…)`. The loss of a
         user is the mean loss of its examples.
-      has_aux: whether `loss_fn` returns (loss, aux). Auxiliary outputs are private and discarded.
       microbatch_size: as for `clipped_grad`, or "auto" for the size that
         `dpoptax.tune_microbatch_size` finds before the first step, on a batch of zeros with a noise
         key of zeros. So the size depends on no private data. Equal steps in a process share it, and
@@ -188,7 +185,6 @@ def fit(
         grad_fn=grad_fn,
         frozen=frozen,
         users=users,
-        has_aux=has_aux,
         microbatch_size=microbatch_size,
         budget=budget,
         evaluate=evaluate,
@@ -218,7 +214,7 @@ def run_task(
     write further files while the folder is locked.
     """
     _check_arguments(task, mesh)
-    schedule, place = _make_schedule(task), inputs.devices_of(mesh)
+    place = inputs.devices_of(mesh)
     progress = progress and jax.process_index() == 0
     phases = Announcer(say if progress else None)
     with phases("data"):
@@ -226,10 +222,8 @@ def run_task(
     with phases("accounting"):
         steps = task.steps
     workdir = None if workdir is None else Path(workdir)
-    exact = isinstance(task.plan, dpoptax.PrivacyPlan) and task.plan.fixed_point
-    with open_context(
-        workdir, place, phases, log=log, progress=progress, exact=exact, private=task.is_private
-    ) as context:
+    told = {"log": log, "progress": progress, "private": task.is_private}
+    with open_context(workdir, phases, exact=task.plan.fixed_point, **told) as context:
         given = key is not None or (context.begun or {}).get("given", False)
         key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
         with phases("init"):
@@ -237,20 +231,19 @@ def run_task(
                 name: inputs.on_devices(name, getattr(task, name), place)
                 for name in ("frozen", "params")
             }
-            program = RunProgram(dataclasses.replace(task, data=data, **placed), place)
-            step = program.step(key)
+            program = RunProgram(dataclasses.replace(task, data=data, **placed), place, key)
         if task.microbatch_size == "auto":
-            step = _with_automatic_size(step, program, key, context)
+            program = _with_automatic_size(program, context)
         with phases("init"):
-            first = State(0, program.task.params, program.first_state(key, program.task.params))
+            first = State(0, program.task.params, program.first_state(program.task.params))
             # Only shapes are needed from now on, so a restored state can replace the arrays.
+            shapes = inputs.shapes_of(program.task.params)
             program = dataclasses.replace(
-                program, task=dataclasses.replace(program.task, params=None)
+                program, task=dataclasses.replace(program.task, params=shapes)
             )
         del placed
-        job = make_job(program, key, step, steps, given=given, exact=exact, **schedule)
         with inputs.explains_optimizer(task.optimizer, first.params):
-            loop = TrainingLoop(job, first, context)
+            loop = TrainingLoop(program, first, context, steps=steps, given=given)
             del first
             if loop.state.done > steps:
                 _check_spent(task, loop.state)
@@ -275,81 +268,35 @@ def _check_spent(task: Task, state: State) -> None:
 def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
     """Raises if an argument has the wrong type, or conflicts with another one."""
     inputs.check_types(task.plan, task.optimizer)
+    for name, every in {
+        "eval_every": task.evaluation_interval,
+        "checkpoint_every": task.checkpoint_every,
+    }.items():
+        if every < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {every}.")
+    if task.evaluate is not None:
+        takes_state(task.evaluate)  # raises if it is not a function
     if task.grad_fn is not None:
-        unused = {"has_aux": task.has_aux or None, "microbatch_size": task.microbatch_size}
-        inputs.check_unused(loss_fn=task.loss_fn, **unused)
+        inputs.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
         inputs.check_automatic(mesh)
     inputs.check_microbatch_size(task.microbatch_size)
     if isinstance(task.plan, PlainPlan):
         inputs.check_plain(task.plan.noise is None, task.loss_fn, task.grad_fn, task.budget)
 
 
-def _make_schedule(task: Task) -> dict[str, int]:
-    """Returns the steps between evaluations and between checkpoints, by their names in `Job`."""
-    eval_every = max(1, task.plan.steps // 10) if task.eval_every is None else task.eval_every
-    schedule = {"eval_every": eval_every, "checkpoint_every": task.checkpoint_every}
-    for name, every in schedule.items():
-        if every < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {every}.")
-    return schedule
-
-
-def _with_automatic_size(
-    step: TrainingStep, program: RunProgram, key: jax.Array, context: Context
-) -> TrainingStep:
-    """Returns the step with the micro-batch size of the run to resume, or with the fastest."""
+def _with_automatic_size(program: RunProgram, context: Context) -> RunProgram:
+    """Returns the program with the micro-batch size of the run to resume, or with the fastest."""
+    task = program.task
     if context.begun is not None:  # repeated steps must not round differently
         size = context.begun["identity"]["values"].get(MICROBATCH_SIZE)
-        return dataclasses.replace(step, microbatch_size=size)
-    task = program.task
-    feed = Feed(seeded(task.plan.sampler, key), task.data, program.place, users=task.users)
-    with context.phases("tuning"), inputs.explains_optimizer(task.optimizer, task.params):
-        state = task.params, program.first_state(jnp.zeros_like(key), task.params)
-        args = state, *feed(0), task.frozen
-        step = with_fastest_microbatches(step, args, program.place.mesh)
-    context.phases.announce(f"microbatch_size={step.microbatch_size}")
-    return step
-
-
-def make_job(
-    program: RunProgram,
-    key: jax.Array,
-    step: TrainingStep,
-    steps: int,
-    *,
-    exact: bool,
-    eval_every: int,
-    checkpoint_every: int = 100,
-    given: bool = False,
-) -> Job:
-    """Returns the job of a task, with everything that must be equal when it resumes.
-
-    `given` is whether the key was given.
-    """
-    task = program.task
-    plan = task.plan
-
-    def begin(hashed: str, params: Any) -> Any:
-        return program.first_state(seeds.noise_key_of(key, hashed), params)
-
-    return Job(
-        name="training",
-        steps=steps,
-        bounds=lambda at: bounds(plan, at),
-        sampler=lambda opt_state: program.sampler(key, opt_state),
-        step=step,
-        frozen=task.frozen,
-        data=task.data,
-        users=task.users,
-        evaluate=_metrics(task.evaluate),
-        shown=_shown_to(task.evaluate),
-        identity=lambda sampler, args: program.identity(key, step, sampler, args),
-        kept={"key": np.frombuffer(words_of(key), np.uint32).tolist(), "given": given},
-        begin=None if isinstance(plan, PlainPlan) else begin,
-        exact=exact,
-        eval_every=eval_every,
-        checkpoint_every=checkpoint_every,
-    )
+    else:
+        feed = Feed(seeded(task.plan.sampler, program.key), task.data, program.place, task.users)
+        with context.phases("tuning"), inputs.explains_optimizer(task.optimizer, task.params):
+            state = task.params, program.first_state(task.params, jnp.zeros_like(program.key))
+            args = state, *feed(0), task.frozen
+            size = fastest_microbatch_size(program.step(), args, program.place.mesh)
+        context.phases.announce(f"microbatch_size={size}")
+    return dataclasses.replace(program, task=dataclasses.replace(task, microbatch_size=size))
 
 
 def _make_result(
@@ -366,35 +313,6 @@ def _make_result(
             records.write_text(workdir / records.STATEMENT, guarantee.statement())
     history = list(state.history)
     return FitResult(state.params, state.opt_state, guarantee, history, plan, state.done)
-
-
-def _shown_to(evaluate: Callable[..., Any] | None) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """Returns a function from parameters and state of the chain to the arguments of `evaluate`."""
-    if evaluate is not None and takes_state(evaluate):
-        return lambda params, opt_state: (params, opt_state[-1])  # not the noise, with its key
-    return lambda params, opt_state: (averaged(params, opt_state),)
-
-
-def _metrics(
-    evaluate: Callable[..., Mapping[str, Any] | None] | None,
-) -> Callable[[tuple[Any, ...]], Record]:
-    """Returns a function that computes the metrics of a record as JSON values."""
-    if evaluate is None:
-        return lambda _: {}
-
-    def metrics(shown: tuple[Any, ...]) -> Record:
-        found = evaluate(*shown)
-        if found is not None and not isinstance(found, Mapping):
-            raise TypeError(f"`evaluate` must return a mapping of metrics or None, got {found!r}.")
-        found = {str(name): np.asarray(value).tolist() for name, value in (found or {}).items()}
-        if taken := found.keys() & {"step", "epsilon", "seconds"}:
-            raise ValueError(
-                f"`evaluate` must not return {sorted(taken)}, which are fields of every record. "
-                "Rename these metrics."
-            )
-        return found
-
-    return metrics
 
 
 def _new_or_continued(

@@ -11,8 +11,7 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.program import RunProgram, any_key
+from dpoptax.training.run.program import RunProgram
 from dpoptax.training.task import PlainPlan, Task
 
 if TYPE_CHECKING:  # help must not load the accounting
@@ -59,12 +58,12 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
         count_flops: Whether to trace the step.
     """
     # The body of a loop counts once, so microbatches would hide most examples.
-    program, key = RunProgram(dataclasses.replace(task, microbatch_size=None), Devices()), any_key()
-    arguments = program.arguments(key)
+    program = RunProgram(dataclasses.replace(task, microbatch_size=None))
+    arguments = program.arguments()
     (params, state), loaded, _, frozen = arguments
     flops = None
     if count_flops:
-        step = program.step(key)
+        step = program.step()
         lowered: Any = jax.jit(lambda state, *rest: step(*state, *rest)).lower(*arguments)
         flops = float(lowered.cost_analysis()["flops"])
     return RunCost(

@@ -110,10 +110,17 @@ def _strongly_typed(x: Any) -> jax.Array:
     return x.astype(x.dtype) if getattr(x, "weak_type", False) else x
 
 
+def shapes_of(params: Any) -> Any:
+    """Returns shapes, types and shardings of parameters on the devices."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+
+
 def param_specs(params: Any) -> Any:
     """Returns the `PartitionSpec` of each parameter, or None if all are replicated."""
-    leaves = jax.tree.leaves(params)
-    if all(x.is_fully_replicated for x in leaves if isinstance(x, jax.Array)):
+    placed = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)]
+    if all(sharding is None or sharding.is_fully_replicated for sharding in placed):
         return None
     return jax.tree.map(lambda leaf: leaf.sharding.spec, params)
 

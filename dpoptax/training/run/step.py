@@ -39,7 +39,6 @@ class TrainingStep:
         optimizer: The whole chain, including the noise.
         batch_size: Expected number of examples. Sums without a clip are divided by it.
         per_user: Whether each row of a batch is a user with several examples.
-        has_aux: Whether `loss_fn` returns (loss, aux). Aux is private and discarded.
         microbatch_size: As for `clipped_grad`.
         param_specs: As for `clipped_grad`.
         grad_fn: `grad_fn(points, batch, mask)` returns the `ClippedSum`. It may take keys and
@@ -52,7 +51,6 @@ class TrainingStep:
     optimizer: optax.GradientTransformation
     batch_size: int
     per_user: bool = False
-    has_aux: bool = False
     microbatch_size: int | None = None
     param_specs: Any = None
     grad_fn: Callable[..., Any] | None = None
@@ -82,13 +80,12 @@ class TrainingStep:
         if self.grad_fn is not None:
             grad_fn = given
         else:
-            loss = per_user_loss(given, has_aux=self.has_aux) if self.per_user else given
+            loss = per_user_loss(given) if self.per_user else given
             if self.clip is None:
                 return self._plain_gradient(loss, mesh)
             grad_fn = dpoptax.clipped_grad(
                 loss,
                 self.clip,
-                has_aux=self.has_aux,
                 microbatch_size=self.microbatch_size,
                 mesh=mesh,
                 param_specs=self.param_specs,
@@ -256,12 +253,12 @@ def compiled_step(
     return _compile(_Program(identity, lambda: lowered))
 
 
-def with_fastest_microbatches(
+def fastest_microbatch_size(
     training_step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
-) -> TrainingStep:
-    """Returns the step with the micro-batch size that takes the least time, as it was timed once.
+) -> int | None:
+    """Returns the micro-batch size with which the step takes the least time, as it was timed once.
 
-    It is timed on a batch of zeros. Under `jax.disable_jit()`, it takes the whole batch.
+    It is timed on a batch of zeros. Under `jax.disable_jit()`, it is None, the whole batch.
 
     Args:
         training_step: The step.
@@ -270,7 +267,7 @@ def with_fastest_microbatches(
     """
     config: Any = jax.config
     if config.jax_disable_jit:
-        return training_step
+        return None
     (*state,), batch, mask, frozen = args
     if isinstance(batch, Resident):  # zeros like the whole split could need much memory
         batch = Loaded(jax.eval_shape(Resident.examples, batch), batch.indices)
@@ -286,7 +283,7 @@ def with_fastest_microbatches(
     if identity is None or identity not in _FASTEST:
         rows = len(mask) // (1 if mesh is None else mesh.shape["data"])
         _FASTEST[identity] = dpoptax.tune_microbatch_size(make_step, *state, batch_size=rows)
-    return dataclasses.replace(training_step, microbatch_size=_FASTEST[identity])
+    return _FASTEST[identity]
 
 
 def _lowered(

@@ -30,7 +30,6 @@ from dpoptax.training.fitting import run_task
 from dpoptax.training.loop import summarize
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.task import Task
 
@@ -156,22 +155,32 @@ def with_flags(config: Config, **values: Any) -> Config:
     return config.replace(**values)
 
 
-def check_holds_out(config: Config) -> None:
-    """Checks that `held_out` changes the examples of the metrics.
+def whole_task(config: Config) -> Task:
+    """Returns the task of a config that trains on all examples, with the seed 0."""
+    return task_of(with_flags(config, seed=0, held_out=False))
+
+
+def held_out_task(config: Config, whole: Task) -> Task:
+    """Returns the task of a config with `held_out`, whose metrics must be on other examples.
 
     The price of a sweep counts an example as trained on or held out, not both.
+
+    Args:
+        config: The config.
+        whole: From `whole_task`.
 
     Raises:
         ConfigError: The config ignores the argument.
     """
-    tasks = [task_of(with_flags(config, seed=0, held_out=held_out)) for held_out in (False, True)]
-    digests = {cast(Evaluation, task.evaluate).digest(task.params) for task in tasks}
+    held_out = task_of(with_flags(config, seed=0, held_out=True))
+    digests = {cast(Evaluation, t.evaluate).digest(t.params) for t in (whole, held_out)}
     if len(digests) == 1:
         raise ConfigError(
             f"`held_out=True` of {config.name} must evaluate on examples that it does not train "
             "on, got the same ones as `held_out=False`. Use `load_digits(held_out=held_out)`, or "
             "`Dataset.for_selection`."
         )
+    return held_out
 
 
 def forget_identities() -> None:
@@ -179,13 +188,16 @@ def forget_identities() -> None:
     _IDENTITIES.clear()
 
 
-def sum_identity(config: Config) -> RunIdentity:
-    """Returns the data and the programs of a config, equal for all seeds."""
+def sum_identity(config: Config, task: Task | None = None) -> RunIdentity:
+    """Returns the data and the programs of a config, equal for all seeds.
+
+    `task` is that of the config with the seed 0, if it is known.
+    """
     config = config.replace(seed=0)
     known_by = config.function, records.to_json([_values(config), settings()])
     if known_by not in _IDENTITIES:
-        task = task_of(config)
-        found = RunProgram(task, Devices()).identity_of_any_run()
+        task = task_of(config) if task is None else task
+        found = RunProgram(task).identity_of_any_run()
         digest = cast(Evaluation, task.evaluate).digest(task.params)
         values = {**found.values, "`evaluate`, with its examples,": Hidden(digest)}
         _IDENTITIES[known_by] = RunIdentity(values)
