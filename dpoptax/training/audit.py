@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,10 @@ _REPLAYED = 50
 _CANARIES = 1000
 # Number of examples of `auditing.searched_canary`.
 _SEARCHED = 16
+
+# Plays one attack, given δ, confidence and key. Games are built one by one, so that unsupported
+# configs fail before the costly search for an example.
+_Attack: TypeAlias = Callable[..., auditing.AuditResult]
 
 # Explanations of the bounds, by their names in the table.
 _MEANINGS = {
@@ -102,22 +106,18 @@ def audit_task(
         ValueError: As for training.
     """
     run = _Audit(_claiming(task))
-    attacks = [
-        *_attacks_on_one_release(run, trials),
-        *_attacks_on_whole_run(run, trials),
-        *_attacks_on_training(run),
-    ]
+    attacks = list(_attacks(run, trials))
     if progress:
         say(
             f"{len(attacks)} attacks, which take about {max(2, 4 * trials // 20_000)} minutes "
             "together for a small model and 100 steps on two cores ..."
         )
     rows = []
-    for attack in attacks:
+    for name, title, attack in attacks:
         if progress:
-            say(f"auditing {task.name}, {attack.title} ...")
-        result = attack.run(delta=run.plan.delta, confidence=confidence, key=jax.random.key(seed))
-        rows.append(Audited(task.name, attack.name, result))
+            say(f"auditing {task.name}, {title} ...")
+        result = attack(delta=run.plan.delta, confidence=confidence, key=jax.random.key(seed))
+        rows.append(Audited(task.name, name, result))
     return rows
 
 
@@ -200,21 +200,6 @@ def notes(rows: list[Audited]) -> list[str]:
     return lines
 
 
-class _Attack(NamedTuple):
-    """An attack that has not run yet.
-
-    Attributes:
-        name: Name of the audited release or run.
-        title: Text for progress messages. Attacks on the whole run add their threat model.
-        run: Builds and plays the game, given δ, confidence and key. Games are built one by one, so
-            that unsupported configs fail before the costly search for an example.
-    """
-
-    name: str
-    title: str
-    run: Callable[..., auditing.AuditResult]
-
-
 def _claiming(task: Task) -> Task:
     """Returns the task of the permitted steps, or raises if it claims no ε."""
     if isinstance(task.plan, PlainPlan):
@@ -230,39 +215,26 @@ def _claiming(task: Task) -> Task:
     return dataclasses.replace(task, plan=dataclasses.replace(task.plan, steps=task.steps))
 
 
-def _attacks_on_one_release(run: _Audit, trials: int) -> list[_Attack]:
-    """Returns attacks on a full batch, by a canary and by the worst example found."""
-    games = {
+def _attacks(run: _Audit, trials: int) -> Iterator[tuple[str, str, _Attack]]:
+    """Yields names of attacks, titles for progress messages, and the attacks."""
+    for name, make in {
         "one full-batch release": _full_batch,
         "one full-batch release, worst example found": _worst_example,
-    }
-    return [
-        _Attack(name, name, functools.partial(_attack_release, run, make, 10 * trials))
-        for name, make in games.items()
-    ]
-
-
-def _attacks_on_whole_run(run: _Audit, trials: int) -> list[_Attack]:
-    """Returns attacks on all noisy gradients, and on the final parameters only."""
+    }.items():
+        yield name, name, functools.partial(_attack_release, run, make, 10 * trials)
     name = f"{run.plan.steps} steps"
     poisson = type(run.plan.sampler) is sampling.PoissonSampler
     runs = max(trials if poisson else trials // _REPLAYED, 64)
-    views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
-        ("white-box", run.noise),
-        ("last-iterate", run.program.chain()),
-    )
-    return [
-        _Attack(name, f"{name}, {view[0]}", functools.partial(_attack_view, run, *view, runs))
-        for view in views
-    ]
-
-
-def _attacks_on_training(run: _Audit) -> list[_Attack]:
-    """Returns an attack on one training if its data are in memory and its unit is an example."""
-    if run.task.users is not None or not streaming.in_memory(run.task.data):
-        return []
-    name = f"one training on {run.task.dataset}"
-    return [_Attack(name, name, functools.partial(_attack_training, run))]
+    views: dict[auditing.ThreatModel, optax.GradientTransformation] = {
+        "white-box": run.noise,
+        "last-iterate": run.program.chain(),
+    }
+    for view, transform in views.items():
+        attack = functools.partial(_attack_view, run, view, transform, runs)
+        yield name, f"{name}, {view}", attack
+    if run.task.users is None and streaming.in_memory(run.task.data):
+        name = f"one training on {run.task.dataset}"
+        yield name, name, functools.partial(_attack_training, run)
 
 
 def _attack_release(

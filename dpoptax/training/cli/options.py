@@ -4,16 +4,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+import dpoptax
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-
-if TYPE_CHECKING:
-    from dpoptax import PrivacyPlan
 
 Options = TypeVar("Options")
 
@@ -104,21 +102,18 @@ class PriceArguments:
     sampling: Literal["poisson", "fixed_size", "balls_in_bins"] = "poisson"
     """Sampling of batches: independent draws, a fixed size, or each example once per epoch."""
 
-    def plan(self) -> "PrivacyPlan":
+    def plan(self) -> "dpoptax.PrivacyPlan":
         """Returns the plan.
 
         Raises:
             ValueError: A number is missing, given twice or out of range.
         """
-        from dpoptax import PrivacyPlan, sampling
-
         samplers: dict[str, Any] = {
-            "poisson": sampling.PoissonSampler,
-            "fixed_size": sampling.FixedSizeSampler,
-            "balls_in_bins": sampling.RandomAllocationSampler,
+            "poisson": dpoptax.sampling.PoissonSampler,
+            "fixed_size": dpoptax.sampling.FixedSizeSampler,
+            "balls_in_bins": dpoptax.sampling.RandomAllocationSampler,
         }
-
-        return PrivacyPlan(
+        return dpoptax.PrivacyPlan(
             dataset_size=self.dataset_size,
             batch_size=self.batch_size,
             steps=self._number_of_steps(),

@@ -125,8 +125,6 @@ def _run(begun: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool
             with_flags(one.config, seed=_seed(begun["seed"], f"params {index}"), held_out=True),
             use=f"trial {index}",
             secret=begun["seed"],
-            keep_params=True,
-            only_last=True,
         )
         for index, one in enumerate(settled)
     ]

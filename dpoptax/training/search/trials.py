@@ -19,9 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from dpoptax.runs import Hidden, RunIdentity, key_of_words, settings
+from dpoptax.runs import Hidden, RunIdentity, settings
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
@@ -44,16 +42,13 @@ class Trial:
     Attributes:
         config: Config of the run, with a seed and `held_out`.
         use: Names the use of the trial's key, such as its number in a sweep.
-        secret: Seed of a sweep, from which the key is derived. None: the config's seed.
-        keep_params: Whether to write the final parameters next to the record.
-        only_last: Whether to evaluate the final parameters only.
+        secret: Seed of a sweep, from which the key is derived. The trial then evaluates its final
+            parameters only, and writes them next to the record. None: the config's seed.
     """
 
     config: Config
     use: str = ""
     secret: int | None = dataclasses.field(default=None, repr=False)
-    keep_params: bool = False
-    only_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Runner:
 
     def path(self, trial: Trial) -> Path:
         """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
-        parts = [described(trial), trial.keep_params, trial.use, self.made_by]
+        parts = [described(trial), trial.secret is not None, trial.use, self.made_by]
         name = hashlib.sha256(records.to_json(parts).encode()).hexdigest()[:16]
         return self.directory / f"{name}.json"
 
@@ -221,16 +216,16 @@ def _key(trial: Trial) -> Any:
     if trial.secret is None:
         return seeds.key_of(seed, "threefry")
     text = records.to_json([trial.secret, trial.use, *described(trial)])
-    return key_of_words(np.frombuffer(hashlib.shake_256(text.encode()).digest(8), np.uint32))
+    return seeds.hashed_key(text.encode())
 
 
 def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     """Trains a trial and writes its record atomically."""
     task = task_of(trial.config)
-    if trial.only_last:
+    if trial.secret is not None:
         task = dataclasses.replace(task, eval_every=task.plan.steps)
     result = run_task(task, key=_key(trial), progress=progress)
-    if trial.keep_params:
+    if trial.secret is not None:
         final = averaged(result.params, result.opt_state)
         records.save_params(path.with_suffix(".msgpack"), final)
     seed = trial.config.flags["seed"].default
