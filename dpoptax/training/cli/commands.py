@@ -12,14 +12,16 @@ import dpoptax
 from dpoptax.training import named_configs
 from dpoptax.training.cli.options import (
     AuditOptions,
+    CompareArguments,
     NoOptions,
     PriceArguments,
     SuggestArguments,
+    SweepArguments,
     TrainOptions,
     configs_by_name,
     parse,
+    with_data,
 )
-from dpoptax.training.cli.search_options import CompareArguments, SweepArguments, with_data
 from dpoptax.training.config import Config, load_config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import devices, records
