@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +15,18 @@ from scipy import stats
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.runs import seeded
+from dpoptax.training.canary_training import train_with_canaries
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import inputs, records
-from dpoptax.training.run.announcer import Announcer, say
-from dpoptax.training.run.context import Context
-from dpoptax.training.run.devices import Devices
+from dpoptax.training.run import records
+from dpoptax.training.run.announcer import say
 from dpoptax.training.run.program import RunProgram
-from dpoptax.training.run.step import TrainingStep
-from dpoptax.training.run.training_loop import State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
 # Number of parameters in games with a gradient as canary. Small, so that many runs are affordable.
 _SMALL = 2
 # Other samplers than Poisson are replayed with all records, which takes a hundred times longer.
 _REPLAYED = 50
-_CANARIES = 1000
 # Number of examples of `auditing.searched_canary`.
 _SEARCHED = 16
 
@@ -136,9 +131,8 @@ class _Audit:
         return RunProgram(self.task)
 
     @property
-    def clip(self) -> dpoptax.Clip:
-        clip = self.program.clip
-        return clip if isinstance(clip, dpoptax.Clip) else dpoptax.l2_clip(cast(float, clip))
+    def clip(self) -> dpoptax.Clip | float:
+        return cast(dpoptax.Clip | float, self.program.clip)
 
     @property
     def noise(self) -> optax.GradientTransformation:
@@ -259,7 +253,7 @@ def _attack_view(
 
 
 def _attack_training(run: _Audit, **claim: Any) -> auditing.AuditResult:
-    return _as_stated(_train(run, **claim), run)
+    return _as_stated(train_with_canaries(run.task, **claim), run)
 
 
 def _full_batch(run: _Audit) -> auditing.Game:
@@ -289,98 +283,3 @@ def _as_stated(result: auditing.AuditResult, run: _Audit) -> auditing.AuditResul
 
     both = auditing.TradeOff(", and ".join(claim.name for claim in claims), curve)
     return dataclasses.replace(result, claimed_epsilon=stated, claimed=both)
-
-
-class _AuditState(NamedTuple):
-    """State of an audited chain."""
-
-    release: Any
-    following: Any
-    canaries: Any
-    frozen: Any
-    scores: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class _Drawn:
-    """Draws the batches of a sampler without the excluded records."""
-
-    sampler: sampling.Sampler
-    kept: np.ndarray
-
-    @property
-    def padded_size(self) -> int:
-        return self.sampler.padded_size
-
-    def sample(self, step: int) -> sampling.Sample:
-        indices, mask = self.sampler.sample(step)
-        return sampling.Sample(indices, mask & self.kept[indices])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Attacked(RunProgram):
-    """A run of some records, with an optimizer that scores canaries."""
-
-    kept: np.ndarray
-    audited: optax.GradientTransformation
-
-    def sampler(self, opt_state: Any) -> Any:
-        return _Drawn(seeded(self.task.plan.sampler, self.key), self.kept)
-
-    def step(self) -> TrainingStep:
-        return dataclasses.replace(super().step(), optimizer=self.audited)
-
-
-def _train(run: _Audit, key: jax.Array, **claim: Any) -> auditing.AuditResult:
-    """Trains once on a random subset of the canaries and scores all canaries.
-
-    Each canary is included with probability 1/2. The attacker sees every noisy gradient. The score
-    of a canary is the projection of these on the clipped gradients of the canary, summed over the
-    steps.
-    """
-    start = time.perf_counter()
-    noise_key, coin_key = jax.random.split(key)
-    task, steps = run.task, run.plan.steps
-    size = streaming.source_size(task.data)
-    count = min(_CANARIES, size)
-    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (count,)))
-    kept = np.concatenate([np.ones(size - count, bool), included])
-    rows = np.arange(size - count, size, dtype=np.int32)
-    canaries = streaming.read(task.data, rows[:, None]), rows[:, None]
-    params = inputs.on_devices("params", task.params, Devices())
-    task = dataclasses.replace(task, params=params, evaluate=None, eval_every=steps)
-    program = RunProgram(task, key=noise_key)
-    release = cast(optax.GradientTransformation, program.noise())
-    step, following = program.step(), optax.chain(*program.following())
-
-    def init(params: Any) -> _AuditState:
-        # Data are arguments, because the compilation cache on disk stores constants of programs.
-        # They are copied, because a step donates the arrays of its state.
-        data, frozen = jax.tree.map(jnp.array, (canaries, task.frozen))
-        states = release.init(params), following.init(params)
-        return _AuditState(*states, data, frozen, jnp.zeros(count))
-
-    def update(clipped: Any, state: _AuditState, params: Any) -> tuple[Any, _AuditState]:
-        released, after = release.update(clipped, state.release, params)
-        gradient = step.gradient(state.frozen)
-        states = state.release, state.following
-
-        def score(canary: Any) -> jax.Array:
-            example, row = canary
-            alone = gradient(params, states, example, jnp.ones(1, bool), row)
-            return jnp.sum(auditing.leaf_projections(released, alone.decode(alone.sum)))
-
-        scores = state.scores + jax.lax.map(score, state.canaries, batch_size=64)
-        updates, moved = following.update(released, state.following, params)
-        return updates, state._replace(release=after, following=moved, scores=scores)
-
-    audited = optax.GradientTransformation(init, update)
-    sampler = seeded(run.plan.sampler, noise_key)
-    attacked = _Attacked(task, key=noise_key, kept=kept, audited=audited)
-    first = State(0, params, init(params))
-    loop = TrainingLoop(attacked, first, Context(Announcer()), steps=steps)
-    loop.finish()
-    state = loop.state.opt_state
-    scores = np.asarray(state.scores)
-    result = auditing.audit_scores(scores, included, state.release, sampler, **claim)
-    return dataclasses.replace(result, seconds=time.perf_counter() - start)

@@ -13,6 +13,7 @@ import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
 from dpoptax.runs import seeded
 from dpoptax.training import ConfigError, Dataset, audit, classification, config_of
+from dpoptax.training.canary_training import train_with_canaries
 from dpoptax.training.classifier import MLP
 from dpoptax.training.planning import plan_run, text
 from dpoptax.training.run import seeds
@@ -432,7 +433,7 @@ def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
         advance(loop, batch)
 
     monkeypatch.setattr(TrainingLoop, "advance", watched)
-    found = audit._train(audit._Audit(task), jax.random.key(0), delta=1e-5, confidence=0.999)
+    found = train_with_canaries(task, jax.random.key(0), delta=1e-5, confidence=0.999)
     assert len(drawn) == 6
     jax.tree.map(np.testing.assert_array_equal, loops[0], jax.device_get(task.params))
     assert all(set(step) == set(drawn[0]) for step in drawn)
