@@ -9,12 +9,12 @@ import optax
 
 from dpoptax.accounting import Guarantee
 from dpoptax.training.config import Config
-from dpoptax.training.fitting import FitResult, run_task
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Record
 from dpoptax.training.run.program import RunProgram
+from dpoptax.training.run.run_task import FitResult, run_task
 from dpoptax.training.task import PlainPlan, Task
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import dpoptax
 from dpoptax.accounting import Guarantee, PrivacyEvent, selection
 from dpoptax.training.data import streaming
-from dpoptax.training.fitting import FitResult, fit
+from dpoptax.training.fitting import fit
 from dpoptax.training.run.records import FIELDS
+from dpoptax.training.run.run_task import FitResult
 
 
 @dataclasses.dataclass(frozen=True)

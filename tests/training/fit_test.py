@@ -22,7 +22,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting
-from dpoptax.training import fit, fitting
+from dpoptax.training import fit
 from dpoptax.training.data import streaming
 from dpoptax.training.run import averaging, step, training_loop
 from dpoptax.training.run.checkpoints import Checkpoints
@@ -643,6 +643,8 @@ def test_error_of_a_loss_does_not_blame_the_optimizer():
     ids=_words,
 )
 def test_refuses_bad_arguments_before_first_step(error, changes, message, monkeypatch):
-    monkeypatch.setattr(fitting.TrainingLoop, "advance", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr(
+        training_loop.TrainingLoop, "advance", lambda *_: pytest.fail("a step was taken")
+    )
     with pytest.raises(error, match=message):
         quiet(**changes)

@@ -24,11 +24,11 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
-from dpoptax.training.fitting import run_task
 from dpoptax.training.loop import summarize
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.program import RunProgram
+from dpoptax.training.run.run_task import run_task
 from dpoptax.training.task import Task
 
 # Identities of configs without their seeds, which `forget_identities` empties.
