@@ -16,8 +16,8 @@ import optax
 from dpoptax._support.figures import new_figure
 from dpoptax.filters import spectrum
 from dpoptax.training import ConfigError
-from dpoptax.training.fitting import run_task
 from dpoptax.training.run import seeds
+from dpoptax.training.run.run_task import run_task
 from experiments.config import ExperimentConfig
 
 _SEED = 20

@@ -18,7 +18,6 @@ one run at a time. PLD and RDP price an event that bounds it.
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 import numpy as np
@@ -36,9 +35,6 @@ from dpoptax._pricing.events import (
     without_truncation,
 )
 
-if TYPE_CHECKING:
-    from dpoptax._pricing.importance_sampling import Run
-
 DISCRETIZATION = 1e-4
 # PLD states infinity above this ε. The interval of its grid would be so large that its exponential
 # overflows and that long compositions are useless.
@@ -49,8 +45,6 @@ LEAST_DELTA = 1e-10
 _INVISIBLE = 0.1 * LEAST_DELTA
 # The largest ratio of the interval to the standard deviation of a loss.
 _BLUR = 0.25
-# The largest ε that "monte_carlo" searches. Exponentials of larger values might overflow.
-_MOST_DRAWN = 500.0
 # Events that are priced from the curve of another event.
 _DERIVED = dp_event.RepeatAndSelectDpEvent, GroupDpEvent
 # Enough orders for a starting point, at a hundredth of the cost of all orders.
@@ -70,7 +64,13 @@ def epsilon_of(
     a run needs the last price of its calibration again, and so do runs with other seeds.
     """
     if accountant == "monte_carlo":
-        return _monte_carlo_epsilon(event, delta, relation, interval)
+        from dpoptax._pricing import monte_carlo  # takes a second; only this accountant needs it
+
+        def bounded(bound: Event) -> float:
+            return epsilon_of(bound, delta, "pld", relation, interval)
+
+        effort = 1.0 if interval <= DISCRETIZATION else 0.1
+        return monte_carlo.epsilon_of(event, delta, relation, bounded, effort)
     return _price(parts_of(event), delta, accountant, relation, interval)
 
 
@@ -291,47 +291,3 @@ def _unsupported(kind: str, parts: Parts, relation: dpa.NeighboringRelation) -> 
         f"relation {relation.name}. Try accountant={'pld' if kind == 'rdp' else 'rdp'!r}, or the "
         "neighboring relation of the sampler."
     )
-
-
-def _monte_carlo_epsilon(
-    event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
-) -> float:
-    """Returns an upper confidence bound on ε, at most the "pld" price of the event's bound.
-
-    A coarser interval reduces the number of draws.
-    """
-    # Only "monte_carlo" needs them.
-    from dpoptax._pricing import importance_sampling, random_allocation
-    from dpoptax._pricing.custom_events import ParticipationDpEvent
-
-    if isinstance(event, dpa.NoOpDpEvent):
-        return 0.0
-    if isinstance(event, dpa.NonPrivateDpEvent):
-        return math.inf
-    if not isinstance(event, ParticipationDpEvent):
-        raise ValueError(
-            "`accountant` must be 'pld' or 'rdp', except for one run with a "
-            "RandomAllocationSampler or a MinSeparationSampler, got 'monte_carlo' for an event of "
-            f"type {type(event).__name__}."
-        )
-    if relation is dpa.NeighboringRelation.REPLACE_ONE:
-        raise ValueError(
-            "`neighboring_relation` must be the sampler's for accountant='monte_carlo', got "
-            "'replace_one'."
-        )
-    known = epsilon_of(event.bound, delta, "pld", relation, interval)
-    lowest, highest = random_allocation.MULTIPLIERS
-    if event.overflow >= delta or not lowest <= event.noise_multiplier <= highest:
-        return known
-    run = importance_sampling.Run(event.chain, event.column, event.steps, event.noise_multiplier)
-    most, effort = min(known, _MOST_DRAWN), 1.0 if interval <= DISCRETIZATION else 0.1
-    found = _drawn_epsilon(run, delta - event.overflow, most, effort)
-    return found if found < most else known
-
-
-@functools.lru_cache(maxsize=256)
-def _drawn_epsilon(run: "Run", delta: float, most: float, effort: float) -> float:
-    """Returns `monte_carlo.epsilon_bound`, which takes up to a minute, from a cache."""
-    from dpoptax._pricing import monte_carlo
-
-    return monte_carlo.epsilon_bound(run, delta, most=most, effort=effort)

@@ -40,11 +40,15 @@ test.
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 
+import dp_accounting as dpa
 import numpy as np
+from dp_accounting import DpEvent as Event
 
+from dpoptax._pricing.custom_events import ParticipationDpEvent
 from dpoptax._pricing.importance_sampling import (
     ADD,
     REMOVE,
@@ -54,8 +58,11 @@ from dpoptax._pricing.importance_sampling import (
     best_proposal,
     draw,
 )
+from dpoptax._pricing.random_allocation import MULTIPLIERS
 
 FAILURE, RESERVED = 1e-6, 1e-2
+# The largest ε that is searched. Exponentials of larger values might overflow.
+_MOST_EPSILON = 500.0
 # Samples of a test, in units of M/δ: `_FEW` if the other direction decides, and otherwise as many
 # as about `_COST` sums over a state allow. Below log(1/β), about 25, no test can pass.
 _FEW, _LEAST, _MOST = 35.0, 45.0, 1000.0
@@ -64,6 +71,53 @@ _SAMPLES = 2**14, 2**25
 _PILOTS = 2**11, 2**13
 # Separate the draws of plans and of tests.
 _PILOT, _TEST = "pilot", "test"
+
+
+def epsilon_of(
+    event: Event,
+    delta: float,
+    relation: dpa.NeighboringRelation,
+    bounded: Callable[[Event], float],
+    effort: float,
+) -> float:
+    """Returns an upper confidence bound on ε, at most that of the event's composable bound.
+
+    Args:
+      event: the releases of one run.
+      delta: in (0, 1).
+      relation: the neighboring relation.
+      bounded: returns the ε of a composable event at δ.
+      effort: as for `epsilon_bound`.
+    """
+    if isinstance(event, dpa.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, dpa.NonPrivateDpEvent):
+        return math.inf
+    if not isinstance(event, ParticipationDpEvent):
+        raise ValueError(
+            "`accountant` must be 'pld' or 'rdp', except for one run with a "
+            "RandomAllocationSampler or a MinSeparationSampler, got 'monte_carlo' for an event of "
+            f"type {type(event).__name__}."
+        )
+    if relation is dpa.NeighboringRelation.REPLACE_ONE:
+        raise ValueError(
+            "`neighboring_relation` must be the sampler's for accountant='monte_carlo', got "
+            "'replace_one'."
+        )
+    known = bounded(event.bound)
+    lowest, highest = MULTIPLIERS
+    if event.overflow >= delta or not lowest <= event.noise_multiplier <= highest:
+        return known
+    run = Run(event.chain, event.column, event.steps, event.noise_multiplier)
+    most = min(known, _MOST_EPSILON)
+    found = _cached_bound(run, delta - event.overflow, most, effort)
+    return found if found < most else known
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_bound(run: Run, delta: float, most: float, effort: float) -> float:
+    """Returns `epsilon_bound`, which takes up to a minute."""
+    return epsilon_bound(run, delta, most=most, effort=effort)
 
 
 def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -> float:

@@ -13,6 +13,7 @@ In both, the score must be private: computed from public data, or with noise.
 import collections
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -123,13 +124,7 @@ def draw_number(mean: float, distribution: str, seed: int) -> int:
     >>> bool(abs(np.mean(draws) - 5.0) < 0.3), min(draws)
     (True, 1)
     """
-    _check(mean, distribution)
-    rng = np.random.default_rng(seed)
-    if distribution == "poisson":
-        return int(rng.poisson(mean))
-    if distribution == "geometric" or mean == 1:
-        return int(rng.geometric(1 / mean))
-    return int(stats.logser.rvs(1 - NumberOfTrials(float(mean), 0.0).gamma, random_state=rng))
+    return int(_law(mean, distribution).rvs(random_state=np.random.default_rng(seed)))
 
 
 def likely_number(mean: float, distribution: str, probability: float = 0.95) -> int:
@@ -143,12 +138,17 @@ def likely_number(mean: float, distribution: str, probability: float = 0.95) -> 
     >>> likely_number(20.0, "geometric"), likely_number(20.0, "poisson")
     (59, 28)
     """
+    return int(_law(mean, distribution).ppf(probability))
+
+
+def _law(mean: float, distribution: str) -> Any:
+    """Returns the distribution of the number of trials."""
     _check(mean, distribution)
     if distribution == "poisson":
-        return int(stats.poisson.ppf(probability, mean))
+        return stats.poisson(mean)
     if distribution == "geometric" or mean == 1:
-        return int(stats.geom.ppf(probability, 1 / mean))
-    return int(stats.logser.ppf(probability, 1 - NumberOfTrials(float(mean), 0.0).gamma))
+        return stats.geom(1 / mean)
+    return stats.logser(1 - NumberOfTrials(float(mean), 0.0).gamma)
 
 
 def _given(events: Sequence[Composable]) -> list[PrivacyEvent]:

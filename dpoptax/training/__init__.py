@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from dpoptax.training.data.dataset import Split as Split
     from dpoptax.training.errors import ConfigError as ConfigError
     from dpoptax.training.evaluation import Evaluation as Evaluation
-    from dpoptax.training.fitting import FitResult as FitResult
     from dpoptax.training.fitting import fit as fit
     from dpoptax.training.loop import train_and_evaluate as train_and_evaluate
     from dpoptax.training.run.averaging import average_params as average_params
+    from dpoptax.training.run.run_task import FitResult as FitResult
     from dpoptax.training.search.compare import compare as compare
     from dpoptax.training.search.comparison import Comparison as Comparison
     from dpoptax.training.several_fits import FitRuns as FitRuns
@@ -39,9 +39,10 @@ else:
         "data.dataset": ("Dataset", "Split"),
         "errors": ("ConfigError",),
         "evaluation": ("Evaluation",),
-        "fitting": ("FitResult", "fit"),
+        "fitting": ("fit",),
         "loop": ("train_and_evaluate",),
         "run.averaging": ("average_params",),
+        "run.run_task": ("FitResult",),
         "search.compare": ("compare",),
         "search.comparison": ("Comparison",),
         "several_fits": ("FitRuns", "fit_runs"),

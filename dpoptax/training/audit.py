@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +15,24 @@ from scipy import stats
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.runs import seeded
+from dpoptax.training.canary_training import train_with_canaries
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.fitting import make_job
-from dpoptax.training.run import inputs, records
-from dpoptax.training.run.announcer import Announcer, say
-from dpoptax.training.run.context import Context
-from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.program import RunProgram, any_key
-from dpoptax.training.run.training_loop import State, TrainingLoop
+from dpoptax.training.run import records
+from dpoptax.training.run.announcer import say
+from dpoptax.training.run.program import RunProgram
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
 # Number of parameters in games with a gradient as canary. Small, so that many runs are affordable.
 _SMALL = 2
 # Other samplers than Poisson are replayed with all records, which takes a hundred times longer.
 _REPLAYED = 50
-_CANARIES = 1000
 # Number of examples of `auditing.searched_canary`.
 _SEARCHED = 16
+
+# Plays one attack, given δ, confidence and key. Games are built one by one, so that unsupported
+# configs fail before the costly search for an example.
+_Attack: TypeAlias = Callable[..., auditing.AuditResult]
 
 # Explanations of the bounds, by their names in the table.
 _MEANINGS = {
@@ -102,22 +101,18 @@ def audit_task(
         ValueError: As for training.
     """
     run = _Audit(_claiming(task))
-    attacks = [
-        *_attacks_on_one_release(run, trials),
-        *_attacks_on_whole_run(run, trials),
-        *_attacks_on_training(run),
-    ]
+    attacks = list(_attacks(run, trials))
     if progress:
         say(
             f"{len(attacks)} attacks, which take about {max(2, 4 * trials // 20_000)} minutes "
             "together for a small model and 100 steps on two cores ..."
         )
     rows = []
-    for attack in attacks:
+    for name, title, attack in attacks:
         if progress:
-            say(f"auditing {task.name}, {attack.title} ...")
-        result = attack.run(delta=run.plan.delta, confidence=confidence, key=jax.random.key(seed))
-        rows.append(Audited(task.name, attack.name, result))
+            say(f"auditing {task.name}, {title} ...")
+        result = attack(delta=run.plan.delta, confidence=confidence, key=jax.random.key(seed))
+        rows.append(Audited(task.name, name, result))
     return rows
 
 
@@ -133,16 +128,15 @@ class _Audit:
 
     @functools.cached_property
     def program(self) -> RunProgram:
-        return RunProgram(self.task, Devices())
+        return RunProgram(self.task)
 
     @property
-    def clip(self) -> dpoptax.Clip:
-        clip = self.program.clip
-        return clip if isinstance(clip, dpoptax.Clip) else dpoptax.l2_clip(cast(float, clip))
+    def clip(self) -> dpoptax.Clip | float:
+        return cast(dpoptax.Clip | float, self.program.clip)
 
     @property
     def noise(self) -> optax.GradientTransformation:
-        return cast(optax.GradientTransformation, self.program.noise(any_key()))
+        return cast(optax.GradientTransformation, self.program.noise())
 
     @functools.cached_property
     def epsilon(self) -> float:
@@ -160,8 +154,8 @@ class _Audit:
             delta=self.plan.delta,
             fixed_point=self.plan.fixed_point,
         )
-        one = RunProgram(dataclasses.replace(self.task, plan=plan), Devices())
-        return cast(optax.GradientTransformation, one.noise(any_key()))
+        one = RunProgram(dataclasses.replace(self.task, plan=plan))
+        return cast(optax.GradientTransformation, one.noise())
 
 
 def table(rows: list[Audited]) -> str:
@@ -200,21 +194,6 @@ def notes(rows: list[Audited]) -> list[str]:
     return lines
 
 
-class _Attack(NamedTuple):
-    """An attack that has not run yet.
-
-    Attributes:
-        name: Name of the audited release or run.
-        title: Text for progress messages. Attacks on the whole run add their threat model.
-        run: Builds and plays the game, given δ, confidence and key. Games are built one by one, so
-            that unsupported configs fail before the costly search for an example.
-    """
-
-    name: str
-    title: str
-    run: Callable[..., auditing.AuditResult]
-
-
 def _claiming(task: Task) -> Task:
     """Returns the task of the permitted steps, or raises if it claims no ε."""
     if isinstance(task.plan, PlainPlan):
@@ -230,39 +209,26 @@ def _claiming(task: Task) -> Task:
     return dataclasses.replace(task, plan=dataclasses.replace(task.plan, steps=task.steps))
 
 
-def _attacks_on_one_release(run: _Audit, trials: int) -> list[_Attack]:
-    """Returns attacks on a full batch, by a canary and by the worst example found."""
-    games = {
+def _attacks(run: _Audit, trials: int) -> Iterator[tuple[str, str, _Attack]]:
+    """Yields names of attacks, titles for progress messages, and the attacks."""
+    for name, make in {
         "one full-batch release": _full_batch,
         "one full-batch release, worst example found": _worst_example,
-    }
-    return [
-        _Attack(name, name, functools.partial(_attack_release, run, make, 10 * trials))
-        for name, make in games.items()
-    ]
-
-
-def _attacks_on_whole_run(run: _Audit, trials: int) -> list[_Attack]:
-    """Returns attacks on all noisy gradients, and on the final parameters only."""
+    }.items():
+        yield name, name, functools.partial(_attack_release, run, make, 10 * trials)
     name = f"{run.plan.steps} steps"
     poisson = type(run.plan.sampler) is sampling.PoissonSampler
     runs = max(trials if poisson else trials // _REPLAYED, 64)
-    views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
-        ("white-box", run.noise),
-        ("last-iterate", run.program.chain(any_key())),
-    )
-    return [
-        _Attack(name, f"{name}, {view[0]}", functools.partial(_attack_view, run, *view, runs))
-        for view in views
-    ]
-
-
-def _attacks_on_training(run: _Audit) -> list[_Attack]:
-    """Returns an attack on one training if its data are in memory and its unit is an example."""
-    if run.task.users is not None or not streaming.in_memory(run.task.data):
-        return []
-    name = f"one training on {run.task.dataset}"
-    return [_Attack(name, name, functools.partial(_attack_training, run))]
+    views: dict[auditing.ThreatModel, optax.GradientTransformation] = {
+        "white-box": run.noise,
+        "last-iterate": run.program.chain(),
+    }
+    for view, transform in views.items():
+        attack = functools.partial(_attack_view, run, view, transform, runs)
+        yield name, f"{name}, {view}", attack
+    if run.task.users is None and streaming.in_memory(run.task.data):
+        name = f"one training on {run.task.dataset}"
+        yield name, name, functools.partial(_attack_training, run)
 
 
 def _attack_release(
@@ -278,7 +244,7 @@ def _attack_view(
     trials: int,
     **claim: Any,
 ) -> auditing.AuditResult:
-    sampler = seeded(run.plan.sampler, any_key())
+    sampler = seeded(run.plan.sampler, run.program.key)
     game = auditing.canary_gradient(
         transform, run.clip, jnp.zeros(_SMALL), sampler, steps=run.plan.steps
     )
@@ -287,7 +253,7 @@ def _attack_view(
 
 
 def _attack_training(run: _Audit, **claim: Any) -> auditing.AuditResult:
-    return _as_stated(_train(run, **claim), run)
+    return _as_stated(train_with_canaries(run.task, **claim), run)
 
 
 def _full_batch(run: _Audit) -> auditing.Game:
@@ -317,89 +283,3 @@ def _as_stated(result: auditing.AuditResult, run: _Audit) -> auditing.AuditResul
 
     both = auditing.TradeOff(", and ".join(claim.name for claim in claims), curve)
     return dataclasses.replace(result, claimed_epsilon=stated, claimed=both)
-
-
-class _AuditState(NamedTuple):
-    """State of an audited chain."""
-
-    release: Any
-    following: Any
-    canaries: Any
-    frozen: Any
-    scores: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class _Drawn:
-    """Draws the batches of a sampler without the excluded records."""
-
-    sampler: sampling.Sampler
-    kept: np.ndarray
-
-    @property
-    def padded_size(self) -> int:
-        return self.sampler.padded_size
-
-    def sample(self, step: int) -> sampling.Sample:
-        indices, mask = self.sampler.sample(step)
-        return sampling.Sample(indices, mask & self.kept[indices])
-
-
-def _train(run: _Audit, key: jax.Array, **claim: Any) -> auditing.AuditResult:
-    """Trains once on a random subset of the canaries and scores all canaries.
-
-    Each canary is included with probability 1/2. The attacker sees every noisy gradient. The score
-    of a canary is the projection of these on the clipped gradients of the canary, summed over the
-    steps.
-    """
-    start = time.perf_counter()
-    noise_key, coin_key = jax.random.split(key)
-    task, steps = run.task, run.plan.steps
-    size = streaming.source_size(task.data)
-    count = min(_CANARIES, size)
-    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (count,)))
-    kept = np.concatenate([np.ones(size - count, bool), included])
-    rows = np.arange(size - count, size, dtype=np.int32)
-    canaries = streaming.read(task.data, rows[:, None]), rows[:, None]
-    params = inputs.on_devices("params", task.params, Devices())
-    program = RunProgram(dataclasses.replace(task, params=params), Devices())
-    release = cast(optax.GradientTransformation, program.noise(noise_key))
-    step, following = program.step(noise_key), optax.chain(*program.following(noise_key))
-
-    def init(params: Any) -> _AuditState:
-        # Data are arguments, because the compilation cache on disk stores constants of programs.
-        # They are copied, because a step donates the arrays of its state.
-        data, frozen = jax.tree.map(jnp.array, (canaries, task.frozen))
-        states = release.init(params), following.init(params)
-        return _AuditState(*states, data, frozen, jnp.zeros(count))
-
-    def update(clipped: Any, state: _AuditState, params: Any) -> tuple[Any, _AuditState]:
-        released, after = release.update(clipped, state.release, params)
-        gradient = step.gradient(state.frozen)
-        states = state.release, state.following
-
-        def score(canary: Any) -> jax.Array:
-            example, row = canary
-            alone = gradient(params, states, example, jnp.ones(1, bool), row)
-            return jnp.sum(auditing.leaf_projections(released, alone.decode(alone.sum)))
-
-        scores = state.scores + jax.lax.map(score, state.canaries, batch_size=64)
-        updates, moved = following.update(released, state.following, params)
-        return updates, state._replace(release=after, following=moved, scores=scores)
-
-    audited = optax.GradientTransformation(init, update)
-    sampler = seeded(run.plan.sampler, noise_key)
-    job = make_job(program, noise_key, step, steps, exact=False, eval_every=steps)
-    job = dataclasses.replace(
-        job,
-        sampler=lambda opt_state: cast(Any, _Drawn(sampler, kept)),
-        step=dataclasses.replace(step, optimizer=audited),
-        evaluate=lambda *_: {},
-        shown=lambda params, opt_state: (params,),
-    )
-    loop = TrainingLoop(job, State(0, params, init(params)), Context(Devices(), Announcer()))
-    loop.finish()
-    state = loop.state.opt_state
-    scores = np.asarray(state.scores)
-    result = auditing.audit_scores(scores, included, state.release, sampler, **claim)
-    return dataclasses.replace(result, seconds=time.perf_counter() - start)

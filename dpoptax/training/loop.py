@@ -9,13 +9,12 @@ import optax
 
 from dpoptax.accounting import Guarantee
 from dpoptax.training.config import Config
-from dpoptax.training.fitting import FitResult, run_task
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Record
-from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.program import RunProgram
+from dpoptax.training.run.run_task import FitResult, run_task
 from dpoptax.training.task import PlainPlan, Task
 
 
@@ -92,7 +91,7 @@ def summarize(task: Task, result: FitResult) -> Record:
         "steps_requested": task.plan.steps,
         "stopped_by_budget": result.steps < task.plan.steps,
         "dataset": task.dataset,
-        **{name: x for name, x in newest.items() if name not in ("step", "epsilon", "seconds")},
+        **{name: x for name, x in newest.items() if name not in records.FIELDS},
         "num_params": optax.tree.size(result.params),
         "params_sha256": records.params_sha256(final),
         "train_seconds": newest["seconds"],
@@ -104,7 +103,7 @@ def _privacy(task: Task, guarantee: Guarantee | None) -> Record:
     plan, epsilon = task.plan, None
     if guarantee is not None and task.is_private:
         epsilon = guarantee.stated_epsilon
-    clip = RunProgram(task, Devices()).clip
+    clip = RunProgram(task).clip
     found = {
         "private": epsilon is not None and math.isfinite(epsilon),
         "unproven": None,

@@ -11,8 +11,7 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.program import RunProgram, any_key
+from dpoptax.training.run.program import RunProgram
 from dpoptax.training.task import PlainPlan, Task
 
 if TYPE_CHECKING:  # help must not load the accounting
@@ -60,12 +59,12 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
     """
     # The body of a loop counts once, so microbatches would hide most examples.
     whole = dataclasses.replace(task, microbatch_size=task.plan.sampler.padded_size)
-    program, key = RunProgram(whole, Devices()), any_key()
-    arguments = program.arguments(key)
+    program = RunProgram(whole)
+    arguments = program.arguments()
     (params, state), loaded, _, frozen = arguments
     flops = None
     if count_flops:
-        step = program.step(key)
+        step = program.step()
         lowered: Any = jax.jit(lambda state, *rest: step(*state, *rest)).lower(*arguments)
         flops = float(lowered.cost_analysis()["flops"])
     return RunCost(

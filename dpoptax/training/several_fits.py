@@ -11,9 +11,9 @@ import numpy as np
 import dpoptax
 from dpoptax.accounting import Guarantee, PrivacyEvent, selection
 from dpoptax.training.data import streaming
-from dpoptax.training.fitting import FitResult, fit
-
-_NOT_METRICS = ("step", "epsilon", "seconds")
+from dpoptax.training.fitting import fit
+from dpoptax.training.run.records import FIELDS
+from dpoptax.training.run.run_task import FitResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FitRuns:
     def metrics(self) -> dict[str, tuple[float, float]]:
         """Mean and standard deviation over runs of each metric after the last step."""
         last = [result.history[-1] for result in self.results]
-        names = [name for name in last[0] if name not in _NOT_METRICS]
+        names = [name for name in last[0] if name not in FIELDS]
         values = {name: np.array([record[name] for record in last], float) for name in names}
         return {name: (float(x.mean()), float(x.std(ddof=1))) for name, x in values.items()}
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import optax
@@ -39,6 +39,9 @@ class PlainPlan:
     noise: Callable[[jax.Array], optax.GradientTransformation] | None = None
     reason: str = "trained without privacy"
 
+    delta: ClassVar[None] = None
+    fixed_point: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"`steps` must be at least 1, got {self.steps}.")
@@ -63,7 +66,6 @@ class Task:
       grad_fn: a gradient with other options.
       frozen: arrays that the loss uses and that are not trained.
       users: the owners of the examples.
-      has_aux: whether the loss returns (loss, aux).
       microbatch_size: number of examples with gradients in memory at once.
       budget: maximum ε.
       evaluate: metrics of the parameters. `dpoptax compare` and `sweep` need an `Evaluation` with
@@ -92,7 +94,6 @@ class Task:
     grad_fn: Callable[..., Any] | None = None
     frozen: Any = None
     users: UserTable | None = None
-    has_aux: bool = False
     microbatch_size: Any = None
     budget: float | None = None
     evaluate: Callable[..., Mapping[str, Any] | None] | None = None
@@ -105,6 +106,11 @@ class Task:
     def is_private(self) -> bool:
         """Whether a guarantee is stated."""
         return isinstance(self.plan, dpoptax.PrivacyPlan) and least_noise(self.plan) > 0
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Number of steps between evaluations; by default a tenth of the plan's."""
+        return max(1, self.plan.steps // 10) if self.eval_every is None else self.eval_every
 
     @property
     def steps(self) -> int:

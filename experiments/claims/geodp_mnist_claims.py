@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 
 from dpoptax.training import Config, Evaluation, load_configs
-from dpoptax.training.fitting import run_task
 from dpoptax.training.run import seeds
+from dpoptax.training.run.run_task import run_task
 from experiments.claims.study_rows import Findings, Parts, Row, over, verdict
 
 # Two losses that differ by at most this much are called almost equal.

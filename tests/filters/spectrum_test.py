@@ -10,8 +10,8 @@ from scipy import signal
 from dpoptax import filters
 from dpoptax.filters import spectrum
 from dpoptax.training import ConfigError
-from dpoptax.training.fitting import run_task
 from dpoptax.training.run.records import params_sha256
+from dpoptax.training.run.run_task import run_task
 from dpoptax.training.run.seeds import key_of
 from experiments import recording
 from experiments.config import ExperimentConfig

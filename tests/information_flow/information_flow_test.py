@@ -19,7 +19,7 @@ from dpoptax._random.keys import two_words
 from dpoptax._release import gaussian
 from dpoptax._support import marks as _marks
 from dpoptax.training import load_config
-from dpoptax.training.run import devices, program
+from dpoptax.training.run.program import RunProgram
 from tests.helpers import covering, slow_but
 
 KEY = jax.random.key(0)
@@ -1224,9 +1224,9 @@ QUICK_CONFIGS = ("dp_sgd",)
     ],
 )
 def test_trainer_step_shows_only_releases(path):
-    task, key = load_config(path).task(), program.any_key()
-    run = program.RunProgram(task, devices.Devices())
-    (params, state), *rest = run.arguments(key)
-    flow = information_flow(run.step(key), params, state, *rest, private_argnums=(2, 3))
+    task = load_config(path).task()
+    run = RunProgram(task)
+    (params, state), *rest = run.arguments()
+    flow = information_flow(run.step(), params, state, *rest, private_argnums=(2, 3))
     assert flow.private == () or not task.is_private
     assert task.is_private or "[0]" in {each.path[:3] for each in flow.private}

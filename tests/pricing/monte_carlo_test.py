@@ -302,7 +302,7 @@ class TestUse:
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         other = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=9))
         first = planned_epsilon(sampler=self.PRICED, **run)
-        accountants._drawn_epsilon.cache_clear()
+        monte_carlo._cached_bound.cache_clear()
         importance_sampling.best_proposal.cache_clear()
         assert planned_epsilon(sampler=other, **run) == first
 

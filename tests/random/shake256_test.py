@@ -20,7 +20,6 @@ from dpoptax._random.shake256 import Shake256, shake256
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.runs import OtherRunError
 from dpoptax.training import ConfigError, train_and_evaluate
-from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.seeds import key_of
 from experiments import methods
@@ -248,7 +247,7 @@ class TestTrainer:
     )
     def test_each_noise_stage_uses_chacha20(self, changes):
         task = self.CONFIG.task(accountant="pld", **changes)
-        chain = RunProgram(task, Devices()).chain(key_of(0, "chacha20"))
+        chain = RunProgram(task, key=key_of(0, "chacha20")).chain()
         state = chain.init({"w": jnp.zeros(3)})
         assert [ledger.generator for ledger in dpoptax.ledgers(state)] == ["chacha20"]
 

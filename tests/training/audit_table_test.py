@@ -108,7 +108,7 @@ def test_says_first_how_many_attacks_take_how_long(
     skip_games(monkeypatch)
     monkeypatch.setattr(audit, "_full_batch", lambda run: None)
     monkeypatch.setattr(auditing, "canary_gradient", lambda *args, **options: None)
-    monkeypatch.setattr(audit, "_train", lambda *args, **options: _many_runs(1.0))
+    monkeypatch.setattr(audit, "train_with_canaries", lambda *_, **options: _many_runs(1.0))
     rows = audit.audit_task(load_config(config).task(), trials=trials, progress=True)
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith(

@@ -22,7 +22,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting
-from dpoptax.training import fit, fitting
+from dpoptax.training import fit
 from dpoptax.training.data import streaming
 from dpoptax.training.run import averaging, step, training_loop
 from dpoptax.training.run.checkpoints import Checkpoints
@@ -65,7 +65,7 @@ def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
     plan = make_plan() if plan is None else plan
     params = np.zeros(5) if params is None else params
     given, make = {"optimizer": ADAM} | options, training_loop.compiled_step
-    names = ("optimizer", "clip", "has_aux", "microbatch_size", "grad_fn")
+    names = ("optimizer", "clip", "microbatch_size", "grad_fn")
     parts = loss_fn, *map(given.get, names), "users" in given
 
     def shared(step, args, *mesh):
@@ -171,22 +171,19 @@ def test_disk_with_microbatches_matches_manual_loop():
     assert_same(result.params, by_hand(grad_fn, MLP, optimizer))
 
 
-def test_loss_with_key_aux_and_frozen_matches_manual_loop():
+def test_loss_with_key_and_frozen_matches_manual_loop():
     scale = np.full(5, 0.5, np.float32)
 
     def loss_fn(params, example, key, *, frozen):
         x, y = example
         kept = jax.random.bernoulli(key, 0.5, x.shape)
-        return linear_loss(params, (x * kept * frozen["scale"], y)), kept
+        return linear_loss(params, (x * kept * frozen["scale"], y))
 
-    given = {"has_aux": True, "clip": 0.7, "key": KEY}
-    result = quiet(loss_fn=loss_fn, frozen={"scale": scale}, **given)
+    result = quiet(loss_fn=loss_fn, frozen={"scale": scale}, clip=0.7, key=KEY)
     of_step = jax.random.fold_in(KEY, 2**32 - 1)
-    grad_fn = dpoptax.clipped_grad(
-        lambda *args: loss_fn(*args, frozen={"scale": scale}), 0.7, has_aux=True
-    )
+    grad_fn = dpoptax.clipped_grad(lambda *args: loss_fn(*args, frozen={"scale": scale}), 0.7)
     expected = by_hand(
-        lambda *args, **options: grad_fn(*args, **options)[0],
+        grad_fn,
         jnp.zeros(5),
         options=lambda step, ids: {"key": jax.random.fold_in(of_step, step), "ids": ids},
     )
@@ -194,6 +191,11 @@ def test_loss_with_key_aux_and_frozen_matches_manual_loop():
 
 
 GIVEN_GRADIENT = dpoptax.clipped_grad(linear_loss, 1.0)
+
+
+def test_given_gradient_drops_auxiliary_outputs(reference):
+    grad_fn = dpoptax.clipped_grad(lambda *args: (linear_loss(*args), args[1]), 1.0, has_aux=True)
+    assert_same(quiet(loss_fn=None, grad_fn=grad_fn, key=KEY).params, reference)
 
 
 def test_given_gradient_equals_default(reference):
@@ -616,11 +618,6 @@ def test_error_of_a_loss_does_not_blame_the_optimizer():
         (ValueError, {"grad_fn": GIVEN_GRADIENT}, "`loss_fn` must not be given with `grad_fn`"),
         (
             ValueError,
-            {"loss_fn": None, "grad_fn": GIVEN_GRADIENT, "has_aux": True},
-            "`has_aux` must not be given",
-        ),
-        (
-            ValueError,
             {"loss_fn": None, "grad_fn": GIVEN_GRADIENT, "microbatch_size": 4},
             "`microbatch_size` must not be given",
         ),
@@ -646,6 +643,8 @@ def test_error_of_a_loss_does_not_blame_the_optimizer():
     ids=_words,
 )
 def test_refuses_bad_arguments_before_first_step(error, changes, message, monkeypatch):
-    monkeypatch.setattr(fitting.TrainingLoop, "advance", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr(
+        training_loop.TrainingLoop, "advance", lambda *_: pytest.fail("a step was taken")
+    )
     with pytest.raises(error, match=message):
         quiet(**changes)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dpoptax.training import load_config, loop
 from dpoptax.training.cli.main import main
 from dpoptax.training.run import seeds
-from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.program import RunProgram, any_key
+from dpoptax.training.run.program import RunProgram
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits"
 GEODP = DIGITS.parent / "papers" / "geodp" / "figure_5.py"
@@ -46,8 +45,8 @@ def _plan(config, workdir, **options):
     task = config.task()
     if (seed := loop.seed_of(config)) is not None:
         seeds.key_of(seed, "threefry")
-    program = RunProgram(task, Devices())
-    jax.eval_shape(program.chain(any_key()).init, task.params)
+    program = RunProgram(task)
+    jax.eval_shape(program.chain().init, task.params)
     raise _PlannedError
 
 

@@ -24,7 +24,7 @@ from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import figures, resume
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.program import RunProgram, any_key
+from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.training_loop import TrainingLoop
 from experiments.methods import DPSGD, Disk, NonPrivate
 from tests.runs import CONFIG
@@ -473,7 +473,7 @@ def test_no_checkpoint_is_removed_before_two_newer_ones_are_on_the_disk(tmp_path
 def _state_like():
     """Returns parameters and optimizer state of these runs before the first step."""
     task = CONFIG.task()
-    return task.params, RunProgram(task, Devices()).first_state(any_key(), task.params)
+    return task.params, RunProgram(task).first_state(task.params)
 
 
 def _assert_same(got, want):

@@ -352,6 +352,7 @@ def test_choices_need_an_accuracy_on_held_out_examples(tmp_path):
     given = sweep(tmp_path, grid=("learning_rate=1",))
     for choose in (
         lambda configs: run_sweep(configs, given, progress=False),
+        lambda configs: dry_run(configs, given, progress=False),
         lambda configs: compare(configs, Comparison(tmp_path, seeds=1), progress=False),
     ):
         with pytest.raises(ConfigError, match="`held_out=True` of ignoring must evaluate"):
@@ -415,15 +416,13 @@ def test_interrupted_sweep_resumes(finished, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_random_number_of_trials_costs_less(tmp_path):
-    fixed = prepare(CONFIGS, sweep(tmp_path, trials=30), 0)[2]
+    fixed = prepare(CONFIGS, sweep(tmp_path, trials=30), 0).price
     for distribution in selection.SHAPES:
-        _, chosen, random, _ = prepare(
-            CONFIGS, sweep(tmp_path, trials=30, repetitions=distribution), 5
-        )
-        assert len(chosen) == selection.draw_number(
+        random = prepare(CONFIGS, sweep(tmp_path, trials=30, repetitions=distribution), 5)
+        assert len(random.chosen) == selection.draw_number(
             30, distribution, sweep_module._seed(5, "number")
         )
-        assert random.epsilon < fixed.epsilon
+        assert random.price.epsilon < fixed.epsilon
 
 
 def test_random_trials_cost_as_much_as_costliest_setting(tmp_path):
@@ -433,13 +432,13 @@ def test_random_trials_cost_as_much_as_costliest_setting(tmp_path):
     given = {"grid": (), "repetitions": "geometric", "trials": 2}
     drawn = sweep(tmp_path, random=("learning_rate=log:0.1:10",), **given)
     price = [
-        prepare(chosen, drawn, 3)[2].epsilon
+        prepare(chosen, drawn, 3).price.epsilon
         for chosen in (configs, {"large": configs["large"]}, {"small": small})
     ]
     assert price[0] == pytest.approx(price[1], rel=1e-9)
     assert price[1] > price[2]
     listed = sweep(tmp_path, **{**given, "grid": ("batch_size=64,512",)})
-    assert prepare({"small": small}, listed, 3)[2].epsilon == price[0]
+    assert prepare({"small": small}, listed, 3).price.epsilon == price[0]
     for values in ("int:32:64", "64,512"):
         with pytest.raises(ConfigError, match="must not change the privacy cost .* --grid"):
             prepare({"small": small}, sweep(tmp_path, random=(f"batch_size={values}",), **given), 3)
@@ -449,7 +448,7 @@ def test_sweep_without_guarantee_states_no_epsilon(tmp_path):
     for method, reason in ((NonPrivate(), "without privacy"), (GeoDP(), "not a mean")):
         noise = 1.0 if method.private else None
         config = TINY.replace(method=method, noise_multiplier=noise)
-        _, _, price, guarantee = prepare({"one": config}, sweep(tmp_path), 0)
+        *_, price, guarantee = prepare({"one": config}, sweep(tmp_path), 0)
         assert (price.epsilon, guarantee) == (None, None)
         assert reason in price.reason
 

@@ -13,11 +13,11 @@ import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
 from dpoptax.runs import seeded
 from dpoptax.training import ConfigError, Dataset, audit, classification, config_of
+from dpoptax.training.canary_training import train_with_canaries
 from dpoptax.training.classifier import MLP
 from dpoptax.training.planning import plan_run, text
 from dpoptax.training.run import seeds
-from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.program import RunProgram, any_key
+from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.step_keys import step_key
 from dpoptax.training.run.training_loop import TrainingLoop
 from experiments.augmentations import flipped, shifted
@@ -78,7 +78,7 @@ def tiny(**changes):
 
 def chain_of(config, key=None):
     """Returns the whole chain of a config."""
-    return RunProgram(config.task(), Devices()).chain(any_key() if key is None else key)
+    return RunProgram(config.task(), **({} if key is None else {"key": key})).chain()
 
 
 def check_resuming(name, folder):
@@ -139,8 +139,8 @@ def test_refuses_fixed_point_bands_with_repeated_examples():
 def test_adaptive_clip_count_uses_share_of_gradient_budget():
     # The released gradient has the noise of σ/√(1 − ρ).
     config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
-    program, params = RunProgram(config.task(), Devices()), jnp.zeros(40_000)
-    release, clip = program.noise(jax.random.key(0)), program.clip
+    program, params = RunProgram(config.task(), key=jax.random.key(0)), jnp.zeros(40_000)
+    release, clip = program.noise(), program.clip
     state = release.init(params)
     reference = dpoptax.gradient_points(state, params).reference
     pair = dpoptax.extend.CountedGradient(params, jnp.zeros(()))
@@ -224,7 +224,7 @@ def test_augmented_step_averages_copies_before_clipping(no_room):
     result, task = run(config), config.task()
     got, params = result.params, task.params
     key = seeds.key_of(0, "threefry")
-    state = RunProgram(task, Devices()).first_state(key, params)
+    state = RunProgram(task, key=key).first_state(params)
     indices, mask = seeded(task.plan.sampler, key).sample(0)
     batch = jax.tree.map(lambda x: x[indices], task.data)
     augment, loss = shifted(1), TINY.task().loss_fn
@@ -433,7 +433,7 @@ def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
         advance(loop, batch)
 
     monkeypatch.setattr(TrainingLoop, "advance", watched)
-    found = audit._train(audit._Audit(task), jax.random.key(0), delta=1e-5, confidence=0.999)
+    found = train_with_canaries(task, jax.random.key(0), delta=1e-5, confidence=0.999)
     assert len(drawn) == 6
     jax.tree.map(np.testing.assert_array_equal, loops[0], jax.device_get(task.params))
     assert all(set(step) == set(drawn[0]) for step in drawn)

@@ -19,11 +19,11 @@ from dpoptax.training import bars as training_bars
 from dpoptax.training import classification, config_of, train_and_evaluate
 from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.fitting import run_task
 from dpoptax.training.loop import seed_of, summarize
 from dpoptax.training.run import figures, seeds, step, training_loop
 from dpoptax.training.run.figures import scientific
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
+from dpoptax.training.run.run_task import run_task
 from experiments.config import ExperimentConfig
 from experiments.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 

@@ -23,7 +23,7 @@ from dpoptax.training import (
 )
 from dpoptax.training.cli.main import main
 from dpoptax.training.data import Dataset, load_digits, streaming
-from dpoptax.training.fitting import run_task
+from dpoptax.training.run.run_task import run_task
 from dpoptax.training.run.seeds import key_of
 from dpoptax.training.search.sweep import Sweep, run_sweep
 from dpoptax.users import UserTable

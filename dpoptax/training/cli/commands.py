@@ -8,26 +8,30 @@ from typing import Any
 
 import tyro
 
+import dpoptax
 from dpoptax.training import named_configs
 from dpoptax.training.cli.options import (
     AuditOptions,
+    CompareArguments,
     NoOptions,
     PriceArguments,
     SuggestArguments,
+    SweepArguments,
     TrainOptions,
     configs_by_name,
     parse,
+    with_data,
 )
-from dpoptax.training.cli.search_options import CompareArguments, SweepArguments, with_data
 from dpoptax.training.config import Config, load_config
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import devices, records
+from dpoptax.training.run.announcer import Announcer, say
 
 # Each command imports its own modules, so that it starts quickly.
 
 
 def _train(arguments: list[str]) -> int:
     from dpoptax.training.loop import seed_of, train_and_evaluate
-    from dpoptax.training.run import devices, records
 
     path, config = _config_of("train", arguments)
     config, given = parse(
@@ -82,7 +86,6 @@ def _configs(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     from dpoptax.training import planning
-    from dpoptax.training.run.announcer import Announcer, say
 
     paths, rest = _paths_first(arguments)
     if "--suggest" in rest:
@@ -130,7 +133,6 @@ def _price(options: list[str]) -> int:
 
 
 def _suggest(paths: list[str], options: list[str]) -> int:
-    from dpoptax import accounting
     from dpoptax.training import planning
 
     known: dict[str, Any] = {}
@@ -169,7 +171,7 @@ def _suggest(paths: list[str], options: list[str]) -> int:
         raise ConfigError(
             "`dpoptax plan --suggest` needs a compute budget. Pass --examples or --flops."
         )
-    suggestion = accounting.suggest_plan(
+    suggestion = dpoptax.accounting.suggest_plan(
         dataset_size=given.dataset_size,
         epsilon=given.epsilon,
         delta=given.delta,

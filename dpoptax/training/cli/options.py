@@ -4,16 +4,16 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+import dpoptax
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-
-if TYPE_CHECKING:
-    from dpoptax import PrivacyPlan
+from dpoptax.training.search.comparison import Comparison
+from dpoptax.training.search.price import Sweep
 
 Options = TypeVar("Options")
 
@@ -104,21 +104,18 @@ class PriceArguments:
     sampling: Literal["poisson", "fixed_size", "balls_in_bins"] = "poisson"
     """Sampling of batches: independent draws, a fixed size, or each example once per epoch."""
 
-    def plan(self) -> "PrivacyPlan":
+    def plan(self) -> "dpoptax.PrivacyPlan":
         """Returns the plan.
 
         Raises:
             ValueError: A number is missing, given twice or out of range.
         """
-        from dpoptax import PrivacyPlan, sampling
-
         samplers: dict[str, Any] = {
-            "poisson": sampling.PoissonSampler,
-            "fixed_size": sampling.FixedSizeSampler,
-            "balls_in_bins": sampling.RandomAllocationSampler,
+            "poisson": dpoptax.sampling.PoissonSampler,
+            "fixed_size": dpoptax.sampling.FixedSizeSampler,
+            "balls_in_bins": dpoptax.sampling.RandomAllocationSampler,
         }
-
-        return PrivacyPlan(
+        return dpoptax.PrivacyPlan(
             dataset_size=self.dataset_size,
             batch_size=self.batch_size,
             steps=self._number_of_steps(),
@@ -160,6 +157,37 @@ class SuggestArguments:
     """Number of tokens per example, for --params."""
     figure: Path | None = None
     """PNG file for a figure of the options."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Configs:
+    configs: tyro.conf.Positional[tuple[Path, ...]]
+    """Python files, FILE:NAME, or installed names such as `digits`."""
+    data_dir: Path | None = None
+    """The argument `data_dir` of every config. None: the configs' own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareArguments(_Configs):
+    """Options of `dpoptax compare`."""
+
+    comparison: Annotated[Comparison, tyro.conf.arg(name="")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepArguments(_Configs):
+    """Options of `dpoptax sweep`."""
+
+    sweep: Annotated[Sweep, tyro.conf.arg(name="")]
+    dry_run: bool = False
+    """Only print the privacy cost of the result."""
+
+
+def with_data(configs: dict[str, Config], given: _Configs) -> dict[str, Config]:
+    """Returns the configs with the data directory of the options, if given."""
+    if given.data_dir is None:
+        return configs
+    return {name: config.replace(data_dir=given.data_dir) for name, config in configs.items()}
 
 
 def configs_by_name(paths: Sequence[Path]) -> dict[str, Config]:

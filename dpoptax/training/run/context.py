@@ -11,7 +11,6 @@ import jax
 from dpoptax.training.run import records, resume
 from dpoptax.training.run.announcer import Announcer
 from dpoptax.training.run.checkpoints import Checkpoints
-from dpoptax.training.run.devices import Devices
 
 Record = dict[str, Any]
 
@@ -24,7 +23,6 @@ class Context:
     """Runtime context of a run. It does not affect the releases.
 
     Attributes:
-        place: The devices.
         phases: Announces slow phases.
         checkpoints: The checkpoints, or None if nothing is saved.
         begun: The record of the run in the folder, or None for a new run.
@@ -34,7 +32,6 @@ class Context:
         earlier: The records in metrics.jsonl that earlier starts have shown, by step.
     """
 
-    place: Devices
     phases: Announcer
     checkpoints: Checkpoints | None = None
     begun: Record | None = None
@@ -47,7 +44,6 @@ class Context:
 @contextlib.contextmanager
 def open_context(
     workdir: Path | None,
-    place: Devices,
     phases: Announcer,
     *,
     log: Log = None,
@@ -59,7 +55,6 @@ def open_context(
 
     Args:
         workdir: Folder for checkpoints and metrics.jsonl. None: neither is written.
-        place: As for `Context`.
         phases: As for `Context`.
         log: Another destination of records.
         progress: As for `Context`.
@@ -98,7 +93,7 @@ def open_context(
         observe: Callable[[Record], object] = write
         if exact and earlier:
             observe = resume.as_shown(write, earlier)
-        yield Context(place, phases, checkpoints, begun, observe, progress, shown, earlier)
+        yield Context(phases, checkpoints, begun, observe, progress, shown, earlier)
 
 
 @contextlib.contextmanager

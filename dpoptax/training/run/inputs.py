@@ -1,7 +1,6 @@
 """Checks the arguments of `dpoptax.training.fit` and moves arrays to devices."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,10 +100,17 @@ def _strongly_typed(x: Any) -> jax.Array:
     return x.astype(x.dtype) if getattr(x, "weak_type", False) else x
 
 
+def shapes_of(params: Any) -> Any:
+    """Returns shapes, types and shardings of parameters on the devices."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+
+
 def param_specs(params: Any) -> Any:
     """Returns the `PartitionSpec` of each parameter, or None if all are replicated."""
-    leaves = jax.tree.leaves(params)
-    if all(x.is_fully_replicated for x in leaves if isinstance(x, jax.Array)):
+    placed = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)]
+    if all(sharding is None or sharding.is_fully_replicated for sharding in placed):
         return None
     return jax.tree.map(lambda leaf: leaf.sharding.spec, params)
 
@@ -153,9 +159,6 @@ def checked_data(
             "run. Pass the data, such as by --data-dir."
         )
     check_rows(data, plan.sampler, users, sources=True)
-    if users is not None:
-        # Raises if the sampler does not draw this table's users. The run has another seed.
-        users.sample(dataclasses.replace(plan.sampler, seed=0), 0)
     found, checked = streaming.count_not_finite(data)
     if found:
         raise ValueError(

@@ -27,8 +27,9 @@ from dpoptax.runs import (
 )
 from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
-from dpoptax.training.loss_arguments import requires_key, takes_key
-from dpoptax.training.run import devices, inputs, seeds
+from dpoptax.training.loss_arguments import requires_key, takes_key, takes_state
+from dpoptax.training.run import devices, inputs, records, seeds
+from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.feeding import Loaded
 from dpoptax.training.run.step import (
     TrainingStep,
@@ -44,15 +45,19 @@ _DIGEST = "`{}`, with everything that it closes over,"
 
 @dataclasses.dataclass(frozen=True)
 class RunProgram:
-    """Builds everything that a run of a task computes, for any noise key.
+    """Builds everything that a run of a task computes.
 
     Attributes:
         task: The task, with arrays on the devices.
         place: The devices.
+        key: The noise key. By default a constant one, for programs that do not depend on it.
     """
 
     task: Task
-    place: devices.Devices
+    place: devices.Devices = dataclasses.field(default_factory=devices.Devices)
+    key: jax.Array = dataclasses.field(
+        default_factory=lambda: key_of_words(np.zeros(2, np.uint32)), repr=False
+    )
 
     @property
     def clip(self) -> dpoptax.Clip | float | None:
@@ -71,70 +76,87 @@ class RunProgram:
             return requires_key(task.grad_fn)
         return takes_key(task.loss_fn)
 
-    def noise(self, key: jax.Array) -> optax.GradientTransformation | None:
+    def noise(self) -> optax.GradientTransformation | None:
         """Returns the noise stage, or None without noise."""
         plan = self.task.plan
         if isinstance(plan, PlainPlan):
-            return None if plan.noise is None else plan.noise(key)
-        return noise_stage(plan, key, self.clip)
+            return None if plan.noise is None else plan.noise(self.key)
+        return noise_stage(plan, self.key, self.clip)
 
-    def following(self, key: jax.Array) -> list[optax.GradientTransformation]:
+    def following(self) -> list[optax.GradientTransformation]:
         """Returns the transforms after the noise."""
-        keys = [step_keys(seeds.random_key(key))] if self.random else []
+        keys = [step_keys(seeds.random_key(self.key))] if self.random else []
         return [*keys, self.task.optimizer]
 
-    def chain(self, key: jax.Array) -> optax.GradientTransformation:
-        """Returns the whole chain of a noise key."""
-        noise = self.noise(key)
-        return optax.chain(*([] if noise is None else [noise]), *self.following(key))
+    def chain(self) -> optax.GradientTransformation:
+        """Returns the whole chain."""
+        noise = self.noise()
+        return optax.chain(*([] if noise is None else [noise]), *self.following())
 
-    def first_state(self, key: jax.Array, params: Any) -> Any:
-        """Returns the initial state of the chain, on the devices."""
-        return inputs.on_devices("optimizer", self.chain(key).init(params), self.place)
+    def first_state(self, params: Any, key: jax.Array | None = None) -> Any:
+        """Returns the initial state of the chain on the devices, or of that of another key."""
+        program = self if key is None else dataclasses.replace(self, key=key)
+        return inputs.on_devices("optimizer", program.chain().init(params), self.place)
 
-    def step(self, key: jax.Array) -> TrainingStep:
+    def step(self) -> TrainingStep:
         """Returns the training step."""
         task = self.task
         return TrainingStep(
             task.loss_fn,
             self.clip,
-            self.chain(key),
+            self.chain(),
             task.plan.sampler.batch_size,
             per_user=task.users is not None,
-            has_aux=task.has_aux,
             microbatch_size=task.microbatch_size,
             param_specs=inputs.param_specs(task.params),
             grad_fn=task.grad_fn,
         )
 
-    def sampler(self, key: jax.Array, opt_state: Any) -> Sampler:
+    def sampler(self, opt_state: Any) -> Sampler:
         """Returns the sampler of the run with this optimizer state, with its seed."""
         plan = self.task.plan
         if isinstance(plan, PlainPlan):
-            return seeded(plan.sampler, key)
+            return seeded(plan.sampler, self.key)
         return sampler_of(plan, opt_state)
 
-    def identity(
-        self, key: jax.Array, step: TrainingStep, sampler: Sampler, args: Any
-    ) -> dict[str, Any]:
+    def shown(self, params: Any, opt_state: Any) -> tuple[Any, ...]:
+        """Returns the arguments of `evaluate`."""
+        evaluate = self.task.evaluate
+        if evaluate is not None and takes_state(evaluate):
+            return params, opt_state[-1]  # not the noise, with its key
+        return (averaged(params, opt_state),)
+
+    def metrics(self, shown: tuple[Any, ...]) -> dict[str, Any]:
+        """Returns the metrics of a record as JSON values."""
+        evaluate = self.task.evaluate
+        found = None if evaluate is None else evaluate(*shown)
+        if found is not None and not isinstance(found, Mapping):
+            raise TypeError(f"`evaluate` must return a mapping of metrics or None, got {found!r}.")
+        found = {str(name): np.asarray(value).tolist() for name, value in (found or {}).items()}
+        if taken := found.keys() & records.FIELDS:
+            raise ValueError(
+                f"`evaluate` must not return {sorted(taken)}, which are fields of every record. "
+                "Rename these metrics."
+            )
+        return found
+
+    def identity(self, sampler: Sampler, args: Any) -> dict[str, Any]:
         """Returns everything that the releases rest on, except JAX's settings.
 
         Args:
-            key: The noise key.
-            step: The training step.
             sampler: The sampler, with its seed.
             args: Arguments of a step on one device.
         """
         return {
             **draws_of(sampler, self.task.users),
-            **noise_values(self.task.plan, key),
-            **self._program(step, args),
-            "`delta`": getattr(self.task.plan, "delta", None),
+            **noise_values(self.task.plan, self.key),
+            **self._program(args),
+            "`delta`": self.task.plan.delta,
         }
 
-    def _program(self, step: TrainingStep, args: Any) -> dict[str, Any]:
+    def _program(self, args: Any) -> dict[str, Any]:
         """Returns the data, the optimizer and the program of the gradient."""
-        task, mesh = self.task, self.place.mesh
+        task, mesh, step = self.task, self.place.mesh, self.step()
         found = {
             **data_of(task.data, task.frozen, whole=False),
             "`optimizer`": Hidden(optimizer_digest(task.optimizer, args[0][0])),
@@ -153,20 +175,20 @@ class RunProgram:
 
     def identity_of_any_run(self) -> RunIdentity:
         """Returns the part of the identity that all runs of the task share."""
-        task, key = self.task, any_key()
+        task = self.task
         plan = {
             "`sampler`": task.plan.sampler.law,
             "steps": task.steps,
-            "`delta`": getattr(task.plan, "delta", None),
+            "`delta`": task.plan.delta,
             "`params`": Hidden(tree_digest(task.params)),
         }
-        program = self._program(self.step(key), self.arguments(key))
-        return RunIdentity({**settings(), **plan, **noise_values(task.plan, key), **program})
+        program = self._program(self.arguments())
+        return RunIdentity({**settings(), **plan, **noise_values(task.plan, self.key), **program})
 
-    def arguments(self, key: jax.Array) -> Any:
+    def arguments(self) -> Any:
         """Returns shapes and types of the arguments of a step on one device."""
         task, rows = self.task, self.task.plan.sampler.padded_size
-        state = jax.eval_shape(lambda p: (p, self.chain(key).init(p)), task.params)
+        state = jax.eval_shape(lambda p: (p, self.chain().init(p)), task.params)
         lead: tuple[int, ...] = (rows,)
         if task.users is not None:
             lead = (rows, task.users.records_per_user)
@@ -181,11 +203,6 @@ class RunProgram:
         indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (np.int32, np.bool_))
         frozen = jax.eval_shape(lambda x: x, task.frozen)
         return state, Loaded(batch, indices), mask, frozen
-
-
-def any_key() -> jax.Array:
-    """Returns a constant key, for programs that do not depend on it."""
-    return key_of_words(np.zeros(2, np.uint32))
 
 
 def noise_values(plan: dpoptax.PrivacyPlan | PlainPlan, key: jax.Array) -> Mapping[str, Any]:

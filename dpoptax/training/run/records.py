@@ -19,6 +19,9 @@ from dpoptax.runs import delta_text as delta_text
 from dpoptax.runs import epsilon_text as epsilon_text
 from dpoptax.training.errors import ConfigError
 
+FIELDS = ("step", "epsilon", "seconds")
+"""The fields of every record, besides its metrics."""
+
 STATEMENT = "statement.txt"
 """The file with the guarantee of a run in plain language."""
 

@@ -36,8 +36,12 @@ def _key(seed: int, use: bytes, words: int) -> jax.Array:
     """Hashes a seed to a key for one use."""
     if not 0 <= seed < 2**256:
         raise ConfigError(f"`seed` must be from 0 to 2**256 - 1, got {seed}.")
-    digest = hashlib.shake_256(seed.to_bytes(32, "big") + use).digest(4 * words)
-    return key_of_words(np.frombuffer(digest, np.uint32))
+    return hashed_key(seed.to_bytes(32, "big") + use, words)
+
+
+def hashed_key(secret: bytes, words: int = 2) -> jax.Array:
+    """Hashes a secret to a key of this many words, of which the other keys are independent."""
+    return key_of_words(np.frombuffer(hashlib.shake_256(secret).digest(4 * words), np.uint32))
 
 
 def random_key(noise: jax.Array) -> jax.Array:
@@ -57,5 +61,4 @@ def noise_key_of(key: jax.Array, read: str) -> jax.Array:
     one of the same generator.
     """
     words = words_of(key)
-    derived = hashlib.shake_256(words + read.encode()).digest(len(words))
-    return key_of_words(np.frombuffer(derived, np.uint32))
+    return hashed_key(words + read.encode(), len(words) // 4)

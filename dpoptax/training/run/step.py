@@ -21,6 +21,7 @@ from dpoptax.users import per_user_loss
 # In bytes. Programs with larger constants are not compared.
 _LARGEST_CONSTANTS = 2**20
 
+
 CompiledStep: TypeAlias = Callable[..., tuple[Any, Any]]
 """Maps the state, a batch, its mask and frozen arrays to the next state."""
 
@@ -36,7 +37,6 @@ class TrainingStep:
         optimizer: The whole chain, including the noise.
         batch_size: Expected number of examples. Sums without a clip are divided by it.
         per_user: Whether each row of a batch is a user with several examples.
-        has_aux: Whether `loss_fn` returns (loss, aux). Aux is private and discarded.
         microbatch_size: As for `clipped_grad`.
         param_specs: As for `clipped_grad`.
         grad_fn: `grad_fn(points, batch, mask)` returns the `ClippedSum`. It may take keys and
@@ -49,7 +49,6 @@ class TrainingStep:
     optimizer: optax.GradientTransformation
     batch_size: int
     per_user: bool = False
-    has_aux: bool = False
     microbatch_size: int | None = None
     param_specs: Any = None
     grad_fn: Callable[..., Any] | None = None
@@ -79,13 +78,12 @@ class TrainingStep:
         if self.grad_fn is not None:
             grad_fn = given
         else:
-            loss = per_user_loss(given, has_aux=self.has_aux) if self.per_user else given
+            loss = per_user_loss(given) if self.per_user else given
             if self.clip is None:
                 return self._plain_gradient(loss, mesh)
             grad_fn = dpoptax.clipped_grad(
                 loss,
                 self.clip,
-                has_aux=self.has_aux,
                 microbatch_size=self.microbatch_size,
                 mesh=mesh,
                 param_specs=self.param_specs,

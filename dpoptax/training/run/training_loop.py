@@ -2,69 +2,25 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from dpoptax import extend
-from dpoptax.runs import Hidden, RunIdentity, settings, tree_digest
-from dpoptax.sampling import Sampler
+from dpoptax.runs import Hidden, RunIdentity, settings, tree_digest, words_of
 from dpoptax.training.bars import SHORT, Bar
-from dpoptax.training.data import streaming
-from dpoptax.training.run import records, resume
+from dpoptax.training.run import records, resume, seeds
 from dpoptax.training.run.announcer import PATIENCE
 from dpoptax.training.run.context import Context, Record
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.inputs import copied
-from dpoptax.training.run.step import TrainingStep, compiled_step, on_one_device
-from dpoptax.users import UserTable
+from dpoptax.training.run.program import RunProgram, bounds
+from dpoptax.training.run.step import compiled_step, on_one_device
+from dpoptax.training.task import PlainPlan
 
 _AHEAD = 0.25
 """Seconds of queued steps. Each queued step keeps its batch in memory."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Describes a run for the loop.
-
-    Attributes:
-        name: Title of the progress bar.
-        steps: Number of steps within the budget.
-        bounds: Returns a bound on ε at each of several step counts.
-        sampler: Returns the sampler of the run with this optimizer state, with its seed.
-        step: The training step.
-        frozen: Arrays that the loss uses and that are not trained, or None.
-        data: The examples, indexed by the sampler.
-        users: The owners of the examples, if the sampler draws users.
-        evaluate: Returns the metrics of what `shown` returned.
-        identity: Returns everything that the releases rest on, except JAX's settings, given the
-            sampler and the arguments of a step on one device.
-        kept: Secret values that a resumed run needs.
-        exact: Whether the guarantee holds for every bit, so that rounding must not change.
-        begin: Returns the initial optimizer state of a run with a folder, whose noise key depends
-            on the given hash of its identity. None: that of the first state.
-        shown: Returns the arrays that are shown, given parameters and optimizer state.
-        eval_every: Steps between evaluations.
-        checkpoint_every: Steps between checkpoints.
-    """
-
-    name: str
-    steps: int
-    bounds: Callable[[Sequence[int]], dict[int, float | None]]
-    sampler: Callable[[Any], Sampler]
-    step: TrainingStep
-    frozen: Any
-    data: streaming.Source
-    evaluate: Callable[[Any], Record]
-    identity: Callable[[Sampler, Any], dict[str, Any]]
-    kept: dict[str, Any]
-    eval_every: int
-    checkpoint_every: int
-    users: UserTable | None = None
-    exact: bool = False
-    begin: Callable[[str, Any], Any] | None = None
-    shown: Callable[[Any, Any], Any] = lambda params, opt_state: params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,19 +41,33 @@ class State:
 
 
 class TrainingLoop:
-    """Runs a job.
+    """Runs a program.
 
     Attributes:
-        job: The job.
-        context: Runtime context: devices, checkpoints, logs and timing.
+        program: The program, of whose parameters only shapes and shardings are used.
+        context: Runtime context: checkpoints, logs and timing.
         state: The current state.
         last: Number of steps at the end of the run.
     """
 
-    def __init__(self, job: Job, first: State, context: Context) -> None:
-        """Compiles and restores the run. A new run starts at `first` and saves it."""
-        self.job, self.context, self.state = job, context, first
-        phases, place = context.phases, context.place
+    def __init__(
+        self,
+        program: RunProgram,
+        first: State,
+        context: Context,
+        *,
+        steps: int,
+        given: bool = False,
+    ) -> None:
+        """Compiles and restores the run. A new run starts at `first` and saves it.
+
+        `steps` is the number within the budget, and `given` whether the noise key was given.
+        """
+        self.program, self.context, self.state = program, context, first
+        self._steps, phases = steps, context.phases
+        # Secret values that a resumed run needs.
+        words = np.frombuffer(words_of(program.key), np.uint32)
+        self._kept = {"key": words.tolist(), "given": given}
         self._feed = self._feed_of(first.opt_state)
         self._waiting: tuple[int, Any] | None = None
         self._identity: RunIdentity | None = None
@@ -106,12 +76,13 @@ class TrainingLoop:
                 self._identity = self._identify()
         with phases("checkpoints"):
             restored = self._restore()
-        self.last = max(self.state.done, job.steps)
+        self.last = max(self.state.done, steps)
         with phases("compile"):
-            self._step = compiled_step(job.step, self._arguments(), place.mesh)
+            self._step = compiled_step(program.step(), self._arguments(), program.place.mesh)
         if restored:
             self._announce()
-        self._bounds = job.bounds(evaluated_steps(job.eval_every, self.last))
+        task = program.task
+        self._bounds = bounds(task.plan, evaluated_steps(task.evaluation_interval, self.last))
         # The start time of the run if it had not been interrupted.
         spent = self.state.history[-1]["seconds"] if self.state.history else 0.0
         self._began = time.perf_counter() - spent
@@ -122,38 +93,39 @@ class TrainingLoop:
 
     def _feed_of(self, opt_state: Any) -> Feed:
         """Returns the batches of the run with this optimizer state."""
-        job = self.job
-        return Feed(job.sampler(opt_state), job.data, self.context.place, users=job.users)
+        program, task = self.program, self.program.task
+        return Feed(program.sampler(opt_state), task.data, program.place, users=task.users)
 
     def _arguments(self) -> Any:
         """Returns the arguments of a step."""
-        return (self.state.params, self.state.opt_state), *self._feed(0), self.job.frozen
+        return (self.state.params, self.state.opt_state), *self._feed(0), self.program.task.frozen
 
     def _identify(self) -> RunIdentity:
         """Returns everything that decides the releases. Several hosts compare it here."""
-        job, sampler = self.job, self.job.sampler(self.state.opt_state)
+        program, sampler = self.program, self.program.sampler(self.state.opt_state)
         args = on_one_device(self._arguments(), sampler.padded_size)
         identity = RunIdentity(
-            {**settings(), **job.identity(sampler, args)},
-            resume.rounding(sampler, self.context.place, exact=job.exact),
+            {**settings(), **program.identity(sampler, args)},
+            resume.rounding(sampler, program.place, exact=program.task.plan.fixed_point),
         )
         if (begun := self.context.begun) is not None and self.context.checkpoints is not None:
             workdir = self.context.checkpoints.directory.parent
             resume.check_continues(identity, begun, workdir)
         if jax.process_count() > 1:
-            identity.check_same_on_hosts(job.data, kept=job.kept, steps=job.steps)
+            identity.check_same_on_hosts(program.task.data, kept=self._kept, steps=self._steps)
         return identity
 
     def _begin(self, first: State) -> None:
         """Makes the noise key of a run with a folder depend on its program and its data."""
-        if self.context.checkpoints is None or self.job.begin is None:
+        program, plan = self.program, self.program.task.plan
+        if self.context.checkpoints is None or isinstance(plan, PlainPlan):
             return
         assert self._identity is not None
         values = {**self._identity.values, "params": Hidden(tree_digest(first.params))}
-        if self.job.exact:  # devices and versions change sums by rounding at most
+        if plan.fixed_point:  # devices and versions change sums by rounding at most
             values |= self._identity.rounding
-        hashed = RunIdentity(values).digest()
-        self.state = State(0, first.params, self.job.begin(hashed, first.params))
+        key = seeds.noise_key_of(program.key, RunIdentity(values).digest())
+        self.state = State(0, first.params, program.first_state(first.params, key))
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint, if any, and logs its records again."""
@@ -169,9 +141,9 @@ class TrainingLoop:
             self._identity,
             saved,
             opt_state,
-            steps=self.job.steps,
+            steps=self._steps,
             shown=self.context.shown,
-            exact=self.job.exact,
+            exact=self.program.task.plan.fixed_point,
         )
         history = resume.with_shown(saved["history"], saved["step"], self.context.earlier)
         for entry in history:
@@ -198,7 +170,7 @@ class TrainingLoop:
         with Bar(
             total=self.last,
             initial=self.state.done,
-            desc=self.job.name,
+            desc="training",
             unit="step",
             bar_format=SHORT,
             delay=PATIENCE,
@@ -206,7 +178,7 @@ class TrainingLoop:
             disable=not self.context.progress,
         ) as bar:
             self._report(bar)
-            steps = range(self.state.done, self.job.steps)
+            steps = range(self.state.done, self._steps)
             for batch in extend.read_ahead(self._feed, steps):
                 self.advance(batch)
                 pace.keep(self.state.params)
@@ -222,12 +194,12 @@ class TrainingLoop:
     def advance(self, batch: tuple[Any, Any]) -> None:
         """Takes one step on a batch and its mask, and donates the arrays of the state."""
         before = self.state
-        arrays = self._step((before.params, before.opt_state), *batch, self.job.frozen)
+        arrays = self._step((before.params, before.opt_state), *batch, self.program.task.frozen)
         self.state = State(before.done + 1, *arrays, before.history)
 
     def _evaluates(self) -> bool:
         done = self.state.done
-        return done % self.job.eval_every == 0 or done == self.last
+        return done % self.program.task.evaluation_interval == 0 or done == self.last
 
     def _save_before_showing(self) -> bool:
         """Saves and evaluates after a step if it is time, and returns whether a record was added.
@@ -237,7 +209,7 @@ class TrainingLoop:
         """
         done, last, shown = self.state.done, self.state.done == self.last, False
         evaluates = self._evaluates()
-        if evaluates or done % self.job.checkpoint_every == 0:
+        if evaluates or done % self.program.task.checkpoint_every == 0:
             shown = self._show(wait=True)
             self.save(wait=last)
         if evaluates:
@@ -247,7 +219,7 @@ class TrainingLoop:
     def _keep_shown(self) -> None:
         """Keeps a copy of the parameters to show, because the next step donates them."""
         state = self.state
-        self._waiting = state.done, copied(self.job.shown(state.params, state.opt_state))
+        self._waiting = state.done, copied(self.program.shown(state.params, state.opt_state))
 
     def _show(self, *, wait: bool) -> bool:
         """Evaluates the waiting parameters if their checkpoint is complete.
@@ -273,7 +245,7 @@ class TrainingLoop:
             entry: Record = {
                 "step": step,
                 "epsilon": self._bounds[step],
-                **self.job.evaluate(params),
+                **self.program.metrics(params),
             }
         entry["seconds"] = round(time.perf_counter() - self._began, 4)
         self.context.observe(entry)
@@ -296,7 +268,7 @@ class TrainingLoop:
         metrics = ", ".join(
             f"{name.removeprefix('test_')}={value:.3f}"
             for name, value in reversed(entry.items())
-            if isinstance(value, float) and name not in ("epsilon", "seconds")
+            if isinstance(value, float) and name not in records.FIELDS
         )
         return f"{spent}; at {entry['step']}: {metrics}" if metrics else spent
 
@@ -312,7 +284,7 @@ class TrainingLoop:
         with self.context.phases("checkpoints"):
             assert self._identity is not None
             record = {
-                **self.job.kept,
+                **self._kept,
                 "identity": self._identity.record(),
                 "ledgers": resume.ledgers(state.opt_state),
                 "history": list(state.history),

@@ -23,8 +23,8 @@ from dpoptax.training.search.results import (
 from dpoptax.training.search.trials import (
     Runner,
     Trial,
-    check_holds_out,
-    task_of,
+    held_out_task,
+    whole_task,
     with_flags,
 )
 from dpoptax.training.task import Task
@@ -40,9 +40,10 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     """
     trials.forget_identities()
     configs = _with_values(configs, comparison)
-    tasks = [task_of(with_flags(c, seed=0, held_out=False)) for c in configs.values()]
-    for config in configs.values() if len(set(comparison.factors)) > 1 else ():
-        check_holds_out(config)
+    tasks = [whole_task(config) for config in configs.values()]
+    if len(set(comparison.factors)) > 1:
+        for config, task in zip(configs.values(), tasks, strict=True):
+            held_out_task(config, task)  # raises if the config ignores the argument
     epsilon, delta = _common_budget(dict(zip(configs, tasks, strict=True)))
     data = comparison.workdir / "data.json"
     known = _known_data(tasks[0], data)

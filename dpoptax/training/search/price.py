@@ -100,17 +100,10 @@ def price(tasks: list[Task], sweep: Sweep, chosen: list[int]) -> "tuple[Price, G
         guarantees.append(guarantee)
     first = guarantees[0]
     delta = first.stated_delta
-    relations = sorted({guarantee.neighboring_relation for guarantee in guarantees})
-    if len(relations) > 1:
-        raise ConfigError(
-            f"`sampler` must have one neighboring relation for all trials, got {relations}. Use "
-            "one kind of sampler."
-        )
-    # Each trial has its own seed, so the events have no fingerprint of the seed of a candidate.
-    events = [guarantee.event.dp_event for guarantee in guarantees]
     singles = [guarantee.stated_epsilon for guarantee in guarantees]
 
-    def selected(trials: list[Any], relation: str) -> "Guarantee":
+    def selected(trials: list[Any]) -> "Guarantee":
+        """Raises if two trials have different units or neighboring relations."""
         if sweep.repetitions == "fixed":
             event = dpoptax.accounting.selection.all_of([trials[which] for which in chosen])
             accountant = first.accountant
@@ -119,7 +112,7 @@ def price(tasks: list[Task], sweep: Sweep, chosen: list[int]) -> "tuple[Price, G
                 trials, mean=sweep.trials or 1, distribution=sweep.repetitions
             )
             accountant = "pld"
-        return dpoptax.accounting.Guarantee(event, relation, accountant, stated_delta=delta)
+        return dpoptax.accounting.Guarantee(event, accountant=accountant, stated_delta=delta)
 
     def price_of(guarantee: "Guarantee") -> float:
         try:
@@ -133,17 +126,18 @@ def price(tasks: list[Task], sweep: Sweep, chosen: list[int]) -> "tuple[Price, G
                 "trials, a smaller `epsilon`, or another kind of repetitions."
             ) from error
 
-    whole = selected(events, first.neighboring_relation)
+    # Plans have no seed and no key, and neither have their events: each trial draws its own.
+    whole = selected([guarantee.event for guarantee in guarantees])
     epsilon = price_of(whole)
     # A record that is added, removed or replaced changes the number of correct predictions by at
     # most 1.
     stddev = dpoptax.accounting.calibrate(
         epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
     )
-    scores = [GaussianDpEvent(stddev)] * len(events)
-    while price_of(selected(scores, "add-or-remove-one")) > epsilon:
+    scores = [GaussianDpEvent(stddev)] * len(tasks)
+    while price_of(selected(scores)) > epsilon:
         stddev *= 1.02
-        scores = [GaussianDpEvent(stddev)] * len(events)
+        scores = [GaussianDpEvent(stddev)] * len(tasks)
     noise = tuple(
         (repr(p.noise_multiplier), repr(p.strategy), task.steps, p.sampler.dataset_size)
         for task in tasks

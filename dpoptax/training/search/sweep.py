@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import secrets
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from flax import serialization
@@ -26,10 +26,11 @@ from dpoptax.training.search.results import SweepResult, TrialResult
 from dpoptax.training.search.trials import (
     Runner,
     Trial,
-    check_holds_out,
     forget_identities,
+    held_out_task,
     sum_identity,
     task_of,
+    whole_task,
     with_flags,
 )
 from dpoptax.training.task import PlainPlan, Task
@@ -51,15 +52,9 @@ def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True
         let_no_other_in(trials, stack)
         forget_identities()
         begun = _begun(configs, sweep)
-        for config in configs.values():
-            check_holds_out(config)
-        candidates, chosen, cost, guarantee = prepare(
-            configs, sweep, begun["seed"], progress=progress
-        )
-        # With the examples that are held out.
-        examples = data_of(with_flags(_first(configs), held_out=False).task().data, whole=False)
-        priced = {"The noise of each trial": Hidden(records.to_json(cost))}
-        identity = RunIdentity({**_sums(configs), **examples, **priced})
+        ready = prepare(configs, sweep, begun["seed"], progress=progress)
+        priced = {"The noise of each trial": Hidden(records.to_json(ready.price))}
+        identity = RunIdentity({**_sums(configs, ready), **priced})
         identity.check_continues(
             begun.setdefault("identity", identity.record()), f"the sweep in {sweep.workdir}"
         )
@@ -67,20 +62,39 @@ def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True
         # same seeds.
         if not (sweep.workdir / "sweep.json").is_file():
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
-        return _run(begun, sweep, candidates, chosen, cost, guarantee, progress=progress)
+        ready = ready._replace(whole=[], held_out=[])  # frees their arrays
+        return _run(begun, sweep, ready, progress=progress)
 
 
-def _sums(configs: dict[str, Config]) -> dict[str, Any]:
+class Prepared(NamedTuple):
+    """A sweep that was checked and priced.
+
+    Attributes:
+        whole: The task of each config that trains on all examples.
+        held_out: The task of each config that trains on four fifths of them.
+        candidates: The settings.
+        chosen: The index of each trial's setting.
+        price: The price.
+        guarantee: The guarantee of the result, if there is one.
+    """
+
+    whole: list[Task]
+    held_out: list[Task]
+    candidates: list[settings.Candidate]
+    chosen: list[int]
+    price: Price
+    guarantee: "Guarantee | None"
+
+
+def _sums(configs: dict[str, Config], ready: Prepared) -> dict[str, Any]:
     """Returns the data and the programs of the configs, which no second start may change."""
-    return {
+    sums = {
         (f"{name} of {label}" if len(configs) > 1 else name): value
-        for label, config in configs.items()
-        for name, value in sum_identity(with_flags(config, held_out=True)).values.items()
+        for (label, config), task in zip(configs.items(), ready.held_out, strict=True)
+        for name, value in sum_identity(with_flags(config, held_out=True), task).values.items()
     }
-
-
-def _first(configs: dict[str, Config]) -> Config:
-    return next(iter(configs.values()))
+    # With the examples that are held out.
+    return {**sums, **data_of(ready.whole[0].data, whole=False)}
 
 
 def dry_run(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True) -> list[str]:
@@ -90,8 +104,7 @@ def dry_run(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True) 
         ConfigError: As for `run_sweep`.
     """
     begun = _begun(configs, sweep)
-    _, _, cost, _ = prepare(configs, sweep, begun["seed"], progress=progress)
-    said = notes(sweep, cost)
+    said = notes(sweep, prepare(configs, sweep, begun["seed"], progress=progress).price)
     if sweep.repetitions != "fixed":
         said.append(f"The sweep trains a secret number of trials, {likely_number(sweep)}.")
     if "identity" not in begun and sweep.repetitions == "fixed" and sweep.trials:
@@ -102,26 +115,16 @@ def dry_run(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True) 
     return said
 
 
-def _run(
-    begun: dict[str, Any],
-    sweep: Sweep,
-    candidates: list[settings.Candidate],
-    chosen: list[int],
-    cost: Price,
-    guarantee: "Guarantee | None",
-    *,
-    progress: bool,
-) -> SweepResult:
+def _run(begun: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool) -> SweepResult:
     """Trains the missing trials and writes the files."""
-    settled = [candidates[which] for which in chosen]
+    settled = [ready.candidates[which] for which in ready.chosen]
+    cost, guarantee = ready.price, ready.guarantee
     trials = [
         Trial(
             # The seed of the published parameters must not reveal the number of the trial.
             with_flags(one.config, seed=_seed(begun["seed"], f"params {index}"), held_out=True),
             use=f"trial {index}",
             secret=begun["seed"],
-            keep_params=True,
-            only_last=True,
         )
         for index, one in enumerate(settled)
     ]
@@ -162,26 +165,30 @@ def _run(
 
 def prepare(
     configs: dict[str, Config], sweep: Sweep, seed: int, *, progress: bool = False
-) -> "tuple[list[settings.Candidate], list[int], Price, Guarantee | None]":
-    """Returns the settings, the index of each trial's setting, the price, and the guarantee.
+) -> Prepared:
+    """Returns a sweep that is checked and priced.
 
     Nothing is trained. Pricing takes seconds per setting; `progress` shows a bar.
 
     Raises:
         ConfigError: As for `run_sweep`.
     """
+    whole = [whole_task(config) for config in configs.values()]
+    held_out = [held_out_task(c, task) for c, task in zip(configs.values(), whole, strict=True)]
     candidates, chosen = _drawn(configs, sweep, seed)
-    priced = _priced(configs, sweep, candidates)
     if progress:
         say("computing the cost of the sweep ...")
-    with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
-        tasks = [task_of(with_flags(config, held_out=True, seed=0)) for config in bar]
+    tasks = held_out  # They have the costs of all that can be drawn.
+    if not sweep.random or sweep.repetitions == "fixed":
+        options: Any = {"unit": "setting", "delay": 1, "leave": False, "disable": not progress}
+        with Bar(candidates, "price", **options) as bar:
+            tasks = [task_of(with_flags(one.config, held_out=True, seed=0)) for one in bar]
     _check_tasks(tasks, sweep)
-    if sweep.random and sweep.repetitions != "fixed":
+    if tasks is held_out:
         _check_each_priced(candidates, tasks)
     cost, guarantee = price(tasks, sweep, chosen)
-    evaluate = cast(Evaluation, tasks[0].evaluate)
-    return candidates, chosen, dataclasses.replace(cost, held_out_size=evaluate.size), guarantee
+    cost = dataclasses.replace(cost, held_out_size=cast(Evaluation, tasks[0].evaluate).size)
+    return Prepared(whole, held_out, candidates, chosen, cost, guarantee)
 
 
 def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
@@ -217,15 +224,6 @@ def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
                 "sweep, got one for each token. The sensitivity of the held-out accuracy is not "
                 "known for tokens."
             )
-
-
-def _priced(
-    configs: dict[str, Config], sweep: Sweep, candidates: list[settings.Candidate]
-) -> list[Config]:
-    """Returns the configs to price, which have the costs of all that can be drawn."""
-    if sweep.random and sweep.repetitions != "fixed":
-        return list(configs.values())
-    return [candidate.config for candidate in candidates]
 
 
 def table(results: SweepResult) -> str:

@@ -19,19 +19,16 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from dpoptax.runs import Hidden, RunIdentity, key_of_words, settings
+from dpoptax.runs import Hidden, RunIdentity, settings
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
-from dpoptax.training.fitting import run_task
 from dpoptax.training.loop import summarize
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.program import RunProgram
+from dpoptax.training.run.run_task import run_task
 from dpoptax.training.task import Task
 
 # Identities of configs without their seeds, which `forget_identities` empties.
@@ -45,16 +42,13 @@ class Trial:
     Attributes:
         config: Config of the run, with a seed and `held_out`.
         use: Names the use of the trial's key, such as its number in a sweep.
-        secret: Seed of a sweep, from which the key is derived. None: the config's seed.
-        keep_params: Whether to write the final parameters next to the record.
-        only_last: Whether to evaluate the final parameters only.
+        secret: Seed of a sweep, from which the key is derived. The trial then evaluates its final
+            parameters only, and writes them next to the record. None: the config's seed.
     """
 
     config: Config
     use: str = ""
     secret: int | None = dataclasses.field(default=None, repr=False)
-    keep_params: bool = False
-    only_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Runner:
 
     def path(self, trial: Trial) -> Path:
         """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
-        parts = [described(trial), trial.keep_params, trial.use, self.made_by]
+        parts = [described(trial), trial.secret is not None, trial.use, self.made_by]
         name = hashlib.sha256(records.to_json(parts).encode()).hexdigest()[:16]
         return self.directory / f"{name}.json"
 
@@ -156,22 +150,32 @@ def with_flags(config: Config, **values: Any) -> Config:
     return config.replace(**values)
 
 
-def check_holds_out(config: Config) -> None:
-    """Checks that `held_out` changes the examples of the metrics.
+def whole_task(config: Config) -> Task:
+    """Returns the task of a config that trains on all examples, with the seed 0."""
+    return task_of(with_flags(config, seed=0, held_out=False))
+
+
+def held_out_task(config: Config, whole: Task) -> Task:
+    """Returns the task of a config with `held_out`, whose metrics must be on other examples.
 
     The price of a sweep counts an example as trained on or held out, not both.
+
+    Args:
+        config: The config.
+        whole: From `whole_task`.
 
     Raises:
         ConfigError: The config ignores the argument.
     """
-    tasks = [task_of(with_flags(config, seed=0, held_out=held_out)) for held_out in (False, True)]
-    digests = {cast(Evaluation, task.evaluate).digest(task.params) for task in tasks}
+    held_out = task_of(with_flags(config, seed=0, held_out=True))
+    digests = {cast(Evaluation, t.evaluate).digest(t.params) for t in (whole, held_out)}
     if len(digests) == 1:
         raise ConfigError(
             f"`held_out=True` of {config.name} must evaluate on examples that it does not train "
             "on, got the same ones as `held_out=False`. Use `load_digits(held_out=held_out)`, or "
             "`Dataset.for_selection`."
         )
+    return held_out
 
 
 def forget_identities() -> None:
@@ -179,13 +183,16 @@ def forget_identities() -> None:
     _IDENTITIES.clear()
 
 
-def sum_identity(config: Config) -> RunIdentity:
-    """Returns the data and the programs of a config, equal for all seeds."""
+def sum_identity(config: Config, task: Task | None = None) -> RunIdentity:
+    """Returns the data and the programs of a config, equal for all seeds.
+
+    `task` is that of the config with the seed 0, if it is known.
+    """
     config = config.replace(seed=0)
     known_by = config.function, records.to_json([_values(config), settings()])
     if known_by not in _IDENTITIES:
-        task = task_of(config)
-        found = RunProgram(task, Devices()).identity_of_any_run()
+        task = task_of(config) if task is None else task
+        found = RunProgram(task).identity_of_any_run()
         digest = cast(Evaluation, task.evaluate).digest(task.params)
         values = {**found.values, "`evaluate`, with its examples,": Hidden(digest)}
         _IDENTITIES[known_by] = RunIdentity(values)
@@ -209,16 +216,16 @@ def _key(trial: Trial) -> Any:
     if trial.secret is None:
         return seeds.key_of(seed, "threefry")
     text = records.to_json([trial.secret, trial.use, *described(trial)])
-    return key_of_words(np.frombuffer(hashlib.shake_256(text.encode()).digest(8), np.uint32))
+    return seeds.hashed_key(text.encode())
 
 
 def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     """Trains a trial and writes its record atomically."""
     task = task_of(trial.config)
-    if trial.only_last:
+    if trial.secret is not None:
         task = dataclasses.replace(task, eval_every=task.plan.steps)
     result = run_task(task, key=_key(trial), progress=progress)
-    if trial.keep_params:
+    if trial.secret is not None:
         final = averaged(result.params, result.opt_state)
         records.save_params(path.with_suffix(".msgpack"), final)
     seed = trial.config.flags["seed"].default
