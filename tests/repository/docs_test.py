@@ -29,6 +29,7 @@ MODULES = (
     "dpoptax",
     "dpoptax.accounting",
     "dpoptax.auditing",
+    "dpoptax.columns",
     "dpoptax.contrib",
     "dpoptax.extend",
     "dpoptax.filters",
