@@ -12,11 +12,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from flax import serialization
 
 from dpoptax import accounting, sampling
 from dpoptax.training import bars as training_bars
-from dpoptax.training import classification, config_of, train_and_evaluate
+from dpoptax.training import classification, config_of, load_params, train_and_evaluate
 from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.fitting import run_task
@@ -219,7 +218,7 @@ def test_shown_epsilon_is_rounded_up():
 
 def test_saved_parameters_match_hash(finished):
     result, workdir = finished
-    restored = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
+    restored = load_params(workdir / "params.msgpack")
     assert params_sha256(restored) == result["params_sha256"]
 
 

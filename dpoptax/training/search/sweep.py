@@ -5,10 +5,11 @@ import dataclasses
 import hashlib
 import json
 import secrets
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from flax import serialization
 
 import dpoptax
 from dpoptax.runs import Hidden, RunIdentity, data_of
@@ -17,6 +18,7 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
+from dpoptax.training.parameters import load_params
 from dpoptax.training.run import records
 from dpoptax.training.run.announcer import say
 from dpoptax.training.run.checkpoints import let_no_other_in
@@ -141,7 +143,7 @@ def _run(
     best = max(range(len(rows)), key=lambda index: rows[index].score, default=None)
     published = None
     if best is not None:
-        params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
+        params = runner.path(trials[best]).with_suffix(".msgpack")
         published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
         if guarantee is not None:
             choice = describe_choice(sweep)
@@ -323,16 +325,16 @@ def _publish(
     row: TrialResult,
     config: Config,
     found: dict[str, Any],
-    params: bytes,
+    params: Path,
     cost: Price,
     sweep: Sweep,
 ) -> dict[str, Any]:
     """Writes best/: parameters and config of the best trial, and its test accuracy."""
-    evaluate = cast(Evaluation, with_flags(config, held_out=False).task().evaluate)
-    metrics = evaluate(serialization.msgpack_restore(params))
+    task = with_flags(config, held_out=False).task()
+    metrics = cast(Evaluation, task.evaluate)(load_params(params, task.params))
     directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)
-    (directory / "params.msgpack").write_bytes(params)
+    shutil.copyfile(params, directory / "params.msgpack")
     described = config.described()
     described.pop("epsilon", None)  # it would be that of a trial
     result = {

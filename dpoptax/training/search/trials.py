@@ -28,6 +28,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.fitting import run_task
 from dpoptax.training.loop import summarize
+from dpoptax.training.parameters import save_params
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.devices import Devices
@@ -220,7 +221,7 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     result = run_task(task, key=_key(trial), progress=progress)
     if trial.keep_params:
         final = averaged(result.params, result.opt_state)
-        records.save_params(path.with_suffix(".msgpack"), final)
+        save_params(path.with_suffix(".msgpack"), final)
     seed = trial.config.flags["seed"].default
     given = trial.config.described() | {"seed": seed}
     summary = {**summarize(task, result), "config": given}
