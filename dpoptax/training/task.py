@@ -66,8 +66,8 @@ class Task:
       has_aux: whether the loss returns (loss, aux).
       microbatch_size: number of examples with gradients in memory at once.
       budget: maximum ε.
-      evaluate: metrics of the parameters. `dpoptax compare` and `sweep` need an `Evaluation` with
-        the metric "accuracy".
+      evaluate: metrics of the parameters. `dpoptax compare` and `sweep` need an `Evaluation`,
+        whose `score` they compare.
       eval_every: steps between evaluations.
       checkpoint_every: steps between checkpoints.
       name: name of the method in tables and figures.

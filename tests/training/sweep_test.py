@@ -545,7 +545,7 @@ def test_workers_read_config_file_and_give_same_result(tmp_path):
     assert compare_file(tmp_path, processes="1") == 0
     (alone,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert method["learning_rate"] == alone["learning_rate"]
-    assert method["test_accuracy_mean"] == pytest.approx(alone["test_accuracy_mean"])
+    assert method["test_score_mean"] == pytest.approx(alone["test_score_mean"])
 
 
 def test_workers_need_a_file(tmp_path):

@@ -30,6 +30,7 @@ from dpoptax.training.search.trials import (
     Trial,
     check_holds_out,
     forget_identities,
+    score_of,
     sum_identity,
     task_of,
     with_flags,
@@ -140,7 +141,8 @@ def _run(
         TrialResult({"config": one.name, **one.changes}, score, runner.path(trial).name)
         for one, trial, score in zip(settled, trials, scores, strict=True)
     ]
-    best = max(range(len(rows)), key=lambda index: rows[index].score, default=None)
+    rank = cost.score.rank
+    best = max(range(len(rows)), key=lambda index: rank(rows[index].score), default=None)
     published = None
     if best is not None:
         params = runner.path(trials[best]).with_suffix(".msgpack")
@@ -183,7 +185,8 @@ def prepare(
         _check_each_priced(candidates, tasks)
     cost, guarantee = price(tasks, sweep, chosen)
     evaluate = cast(Evaluation, tasks[0].evaluate)
-    return candidates, chosen, dataclasses.replace(cost, held_out_size=evaluate.size), guarantee
+    cost = dataclasses.replace(cost, held_out_size=evaluate.size, score=score_of(tasks))
+    return candidates, chosen, cost, guarantee
 
 
 def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
@@ -213,11 +216,12 @@ def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
             "each trial by Rényi divergences."
         )
     for task in tasks:
-        if not cast(Evaluation, task.evaluate).kinds(task.params)["test_accuracy"]:
+        if not cast(Evaluation, task.evaluate).has_score(task.params, mean=True):
             raise ConfigError(
-                f"The accuracy of {task.name} must be one number for each held-out example in a "
-                "sweep, got one for each token. The sensitivity of the held-out accuracy is not "
-                "known for tokens."
+                f"The score of {task.name} must be one number for each held-out example in a "
+                "sweep, with a finite `score_range`. The sensitivity of other scores is not known, "
+                "such as an AUC, a loss without a bound, or a mean over tokens. Pass "
+                "`Evaluation(…, score=…, score_range=…)` of such a metric."
             )
 
 
@@ -232,11 +236,12 @@ def _priced(
 
 def table(results: SweepResult) -> str:
     """Returns the trials as a Markdown table, the best first, with notes."""
-    rows = sorted(results.trials, key=lambda row: -row.score)
+    score = results.price.score
+    rows = sorted(results.trials, key=lambda row: -score.rank(row.score))
     lines = [
         records.markdown_table(
-            ("held-out accuracy (%)", *rows[0].settings),
-            [(f"{100 * row.score:.2f}", *map(str, row.settings.values())) for row in rows],
+            (score.label("held-out"), *rows[0].settings),
+            [(score.text(row.score), *map(str, row.settings.values())) for row in rows],
         )
         if rows
         else "No trial was drawn.",
@@ -309,15 +314,15 @@ def _cost(task: Task) -> Any:
 
 
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
-    """Returns held-out accuracies with noise on the number of correct predictions.
+    """Returns held-out scores with noise on their sum over examples.
 
-    The noise belongs to one accuracy. Another one in its place would have other noise.
+    The noise belongs to one score. Another one in its place would have other noise.
     """
     size, scores = cost.held_out_size, []
     for index, record in enumerate(found):
-        accuracy = record["test_accuracy"]
-        rng = np.random.default_rng(_seed(seed, f"score {index} {accuracy!r}"))
-        scores.append((size * accuracy + cost.score_stddev * rng.normal()) / size)
+        score = cost.score.of(record)
+        rng = np.random.default_rng(_seed(seed, f"score {index} {score!r}"))
+        scores.append((size * score + cost.score.size * cost.score_stddev * rng.normal()) / size)
     return scores
 
 
