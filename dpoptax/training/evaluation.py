@@ -23,7 +23,7 @@ class Score:
 
     Attributes:
         name: Its name among the metrics.
-        worst: Its worst value for one example; infinite if there is none.
+        worst: Its worst value for one example; may be infinite.
         best: Its best value.
     """
 
