@@ -14,6 +14,7 @@ from dpoptax._clipped_sum.clip_per_example import clip_per_example
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._clips.encoding import encodes
+from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random.keys import check_noise_key
 from dpoptax._random.tree_noise import add_noise
 from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
@@ -234,8 +235,6 @@ def _mechanism(
         )
     phases = None
     if isinstance(noise_multiplier, Mapping):
-        from dpoptax._pricing.noise_schedule import checked_phases, least
-
         phases = checked_phases(noise_multiplier)
         noise_multiplier = least(phases)
     return Mechanism(

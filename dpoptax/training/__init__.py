@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dpoptax.training.parameters import load_params as load_params
     from dpoptax.training.parameters import save_params as save_params
     from dpoptax.training.run.averaging import average_params as average_params
-    from dpoptax.training.search.compare import Comparison as Comparison
     from dpoptax.training.search.compare import compare as compare
+    from dpoptax.training.search.comparison import Comparison as Comparison
     from dpoptax.training.several_fits import FitRuns as FitRuns
     from dpoptax.training.several_fits import fit_runs as fit_runs
     from dpoptax.training.task import PlainPlan as PlainPlan
@@ -45,7 +45,8 @@ else:
         "loop": ("train_and_evaluate",),
         "parameters": ("load_params", "save_params"),
         "run.averaging": ("average_params",),
-        "search.compare": ("Comparison", "compare"),
+        "search.compare": ("compare",),
+        "search.comparison": ("Comparison",),
         "several_fits": ("FitRuns", "fit_runs"),
         "task": ("PlainPlan", "Task"),
     }
