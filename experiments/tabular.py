@@ -18,9 +18,11 @@ _ABOUT = (
     "# A table of customers\n\n"
     "The code of `docs/examples/tabular.md` for several seeds, which change the customers, the "
     "start, the noise and the batches: means and standard deviations. δ = 1e-6; ε includes the "
-    "statistics. *Mean prediction* is in percent.\n\n"
+    "statistics. *Mean prediction* and *calibration error* are in percent: the error is the mean "
+    "difference from the frequency of positive rows, in ten bins of equally many rows.\n\n"
 )
-_HEADS = ("classifier", "AUC", "log loss", "mean prediction")
+_HEADS = ("classifier", "AUC", "log loss", "mean prediction", "calibration error")
+_FORMATS = ((3, 1), (4, 1), (2, 100), (2, 100))  # digits and factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +53,17 @@ def tabular_page(given: TabularArguments) -> str:
     """Trains for all seeds and returns the page."""
     runs = [run_page(seed) for seed in Bar(range(given.seeds), "tabular", leave=False)]
     rows = [
-        (name, *map(_cell, np.transpose([run["scores"][name] for run in runs]), (3, 4, 2)))
+        (name, *map(_cell, np.transpose([run["scores"][name] for run in runs]), _FORMATS))
         for name in runs[0]["scores"]
     ]
-    rates = [100 * run["public"][1].mean() for run in runs]
+    rates = [run["public"][1].mean() for run in runs]
     return (
-        _ABOUT + markdown_table(_HEADS, rows) + f"\n\nOf the test rows, {_cell(rates, 2)} % are "
-        "positive.\n"
+        f"{_ABOUT}{markdown_table(_HEADS, rows)}\n\n"
+        f"Of the test rows, {_cell(rates, (2, 100))} % are positive.\n"
     )
 
 
-def _cell(values: Any, digits: int) -> str:
-    scale = 100 if digits == 2 and np.max(values) < 1 else 1
+def _cell(values: Any, form: tuple[int, int]) -> str:
+    digits, factor = form
     spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
-    return f"{scale * np.mean(values):.{digits}f} ± {scale * spread:.{digits}f}"
+    return f"{factor * np.mean(values):.{digits}f} ± {factor * spread:.{digits}f}"

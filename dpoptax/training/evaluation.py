@@ -117,28 +117,37 @@ class Evaluation:
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Returns the means by name, the loss first."""
+        means, values = self._means(params)
+        if self._combine is None:
+            return means
+        further = {self._prefix + name: float(x) for name, x in self._combine(values).items()}
+        if further.keys() & means.keys():  # a sweep takes the score for a mean
+            raise ValueError(
+                f"`combine` must return other names than `metrics`, got {sorted(further)}."
+            )
+        return means | further
+
+    def _means(self, params: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """Returns the means, and the values of all examples for metrics that are numbers."""
         parts: Iterable[Any] = streaming.chunks(self._examples, self._chunk)
         if streaming.in_memory(self._examples):
             parts = [(self._resident, np.ones(self.size, bool))]
-        how = self._metrics, self._chunk, self.score, self._combine is not None
+        # Values of several hosts may be sharded, so only their sums are read.
+        keep = self._combine is not None or jax.process_count() == 1
+        how = self._metrics, self._chunk, self.score, keep
         found = [(_sums(*how, params, *part, self._frozen), part[1]) for part in parts]
         sums, means = [part for (part, _), _ in found], {}
-        for metric in sorted(sums[0], key=lambda metric: (metric != "loss", metric)):
-            columns = zip(*(part[metric] for part in sums), strict=True)
-            total, terms = (sum(map(float, column)) for column in columns)
-            means[self._prefix + metric] = total / max(terms, 1)
-        if self._combine is None:
-            return means
         values = {
             name: np.concatenate([np.asarray(each[name])[mask] for (_, each), mask in found])
             for name in found[0][0][1]
         }
-        further = self._combine(values)
-        if further.keys() & values.keys():  # a sweep takes the score for a mean
-            raise ValueError(
-                f"`combine` must return other names than `metrics`, got {sorted(further)}."
-            )
-        return means | {self._prefix + name: float(value) for name, value in further.items()}
+        for metric in sorted(sums[0], key=lambda metric: (metric != "loss", metric)):
+            columns = zip(*(part[metric] for part in sums), strict=True)
+            total, terms = (sum(map(float, column)) for column in columns)
+            if metric in values:  # a sum in float32 can round by more than one example adds
+                total = float(values[metric].sum(dtype=np.float64))
+            means[self._prefix + metric] = total / max(terms, 1)
+        return means, values
 
     def on(self, examples: streaming.Source, *, prefix: str) -> "Evaluation":
         """Returns the evaluation of the same metrics on other examples."""

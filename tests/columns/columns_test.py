@@ -58,7 +58,7 @@ def test_counts_equal_histograms():
 def test_an_example_changes_the_sums_by_one_in_each_column(monkeypatch):
     table = drawn_columns(np.random.default_rng(1), 300)
     all_rows, unit = totals(monkeypatch, table)
-    for row in range(0, 300, 29):
+    for row in range(0, 300, 60):
         change = (all_rows - totals(monkeypatch, without(table, [row]))[0]) / unit
         assert sorted(change)[-2:] == [1, 1]
         assert np.linalg.norm(change) == math.sqrt(2)
@@ -172,7 +172,7 @@ def test_statistics_are_close_to_those_of_the_values():
 
 def test_statistics_are_finite_without_values():
     table = {"x": np.full(3, np.nan)}
-    for seed in range(20):
+    for seed in range(4):
         found = columns.release_counts(
             table, {"x": [0, 1, 2]}, noise_multiplier=9.0, key=jax.random.key(seed)
         )

@@ -35,6 +35,10 @@ def metrics(params, example):
     return {**losses, "balanced": right, "logit": logit, "label": label, "pair": (logit, 1)}
 
 
+def itself(params, value):
+    return {"s": value}
+
+
 def auc(values):
     return {"auc": roc_auc_score(values["label"], values["logit"])}
 
@@ -99,12 +103,10 @@ def test_combine_does_not_replace_a_mean():
 
 @pytest.mark.parametrize("score_range", [(0.0, 1.0), (3.0, 0.0), (-2.0, 5.0)])
 def test_one_example_changes_the_mean_by_at_most_the_range(score_range):
-    values = np.array([*RNG.normal(scale=9, size=40), np.nan, np.inf, -np.inf], np.float32)
+    values = np.array([*RNG.normal(scale=9, size=20), np.nan, np.inf, -np.inf], np.float32)
 
     def mean(values):
-        evaluate = Evaluation(
-            lambda params, value: {"s": value}, values, score="s", score_range=score_range
-        )
+        evaluate = Evaluation(itself, values, score="s", score_range=score_range)
         assert evaluate.has_score(0.0, mean=True)
         return evaluate(0.0)["test_s"]
 
@@ -116,6 +118,19 @@ def test_one_example_changes_the_mean_by_at_most_the_range(score_range):
         np.fill_diagonal(replaced, other)
         changes += [whole - mean(row) for row in replaced]
     assert 0.9 * size < number * np.abs(changes).max() <= size * (1 + 1e-5)
+
+
+def test_rounding_of_many_examples_does_not_hide_or_add_one():
+    values = RNG.uniform(0.0, 3.0, size=400_000).astype(np.float32)
+
+    def total(values):
+        evaluate = Evaluation(itself, values, score="s", score_range=(3.0, 0.0))
+        return len(values) * evaluate(0.0)["test_s"]
+
+    whole = total(values)
+    for other in (0.0, 3.0):
+        replaced = np.append(values[1:], np.float32(other))
+        assert total(replaced) - whole == pytest.approx(other - values[0], abs=1e-6)
 
 
 def test_noise_is_relative_to_the_range():
