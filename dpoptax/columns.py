@@ -88,15 +88,16 @@ def release_counts(
 
         counts_j = Σ_i onehot(x_ij) + σ √k N(0, I),   j = 1, …, k the columns
 
-    With `users`, each user counts as 1, in equal parts for its rows. Choose σ for a part of the
-    budget by `dpoptax.accounting.calibrate(epsilon=…, delta=…, steps=1, sampling_probability=1)`.
+    With `users`, each user counts as 1, in equal parts for its rows. The price alone is
+    `dpoptax.accounting.Guarantee(found.event).epsilon(delta)`.
 
     Privacy: one release of the Gaussian mechanism with multiplier σ = `noise_multiplier`, for every
     bit, as `dpoptax.gaussian_noise(fixed_point=True)`. In each column, an example adds 1 to one
     count, and a user adds numbers that are at least 0 and have the sum 1, whatever the values and
     the number of rows: the l2 norm is at most 1. So k columns change by at most √k in l2 norm, and
     the sums are exact, because they are sums of integers. The bins, the names of the columns and
-    the number of examples or users are public: choose the bins without looking at the data.
+    the number of examples or users are public: choose the bins without looking at the data. If
+    an example or user may be replaced, the price doubles the sensitivity, as for gradients.
 
     Args:
       columns: arrays or lists of N values by name, such as a data frame. Only those in `bins` are
