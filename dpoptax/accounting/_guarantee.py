@@ -112,7 +112,7 @@ class Guarantee:
     event: PrivacyEvent
     neighboring_relation: str = ""
     accountant: Accountant = "pld"
-    unit: Unit | None = None
+    unit: Unit = None  # type: ignore[assignment]  # set below
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     releases: tuple[NoisyReleases, ...] = ()
     other_events: int = 0

@@ -89,7 +89,7 @@ def text(name: str, cost: RunCost) -> str:
             within = plan.steps_within(task.budget)
             lines.append(("budget", f"{within:,} of {plan.steps:,} steps"))
         planned = plan.guarantee()
-        lines.append(("attacks", attacks_text(*attacks(planned), str(planned.unit))))
+        lines.append(("attacks", attacks_text(*attacks(planned), planned.unit)))
         if (other := _balls_in_bins(plan)) is not None:
             lines.append(("or", other))
     lines += [
