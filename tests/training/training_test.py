@@ -216,6 +216,11 @@ def test_shown_epsilon_is_rounded_up():
     assert scientific(9.9999e-6) == scientific(1e-5) == "$10^{-5}$"
 
 
+def test_refuses_model_with_a_list():
+    with pytest.raises(ConfigError, match="Pass tuples instead of lists"):
+        classification(nn.Sequential([nn.Dense(10)]), data.load_digits(), TINY.task().plan)
+
+
 def test_saved_parameters_match_hash(finished):
     result, workdir = finished
     restored = load_params(workdir / "params.msgpack")
