@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
     from dpoptax import accounting as accounting
     from dpoptax import auditing as auditing
+    from dpoptax import columns as columns
     from dpoptax import contrib as contrib
     from dpoptax import extend as extend
     from dpoptax import filters as filters
@@ -61,6 +62,7 @@ else:
             "sampling",
             "accounting",
             "auditing",
+            "columns",
             "contrib",
             "extend",
             "tables",

@@ -212,6 +212,14 @@ class UserTable:
         """Returns the unit of protection as JSON values for a run's record."""
         return {"unit": "user", "records_per_user": self.records_per_user}
 
+    def _shares(self, total: int) -> np.ndarray:
+        """Returns an integer for each record: nearly equal shares of `total` for each user."""
+        owned = np.diff(self._starts)
+        place = np.arange(self.num_records) - np.repeat(self._starts[:-1], owned)
+        count, shares = np.repeat(owned, owned), np.empty(self.num_records, np.int64)
+        shares[self._records] = (place + 1) * total // count - place * total // count
+        return shares
+
     def _bound(self, records_per_user: int, seed: int) -> None:
         remedy = "give the largest number of records of a user in a step"
         self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)

@@ -221,6 +221,7 @@ COMMANDS = {
     "released-code": "experiments.released.report ReleasedCode write_report",
     "digits": f"{__name__} DigitsArguments digits",
     "rare-class": "experiments.rare_class RareClassArguments rare_class_page",
+    "tabular": "experiments.tabular TabularArguments tabular_page",
     "images": "experiments.transfer.image_recipe ImagesArguments run_images",
     "language": "experiments.gemma.fine_tuning LanguageArguments run",
     "number-of-trials": "experiments.reports.number_of_trials NumberOfTrialsArguments table",

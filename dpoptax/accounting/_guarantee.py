@@ -85,7 +85,8 @@ class Guarantee:
         replaced by one that contributes zero). By default that of the event's runs, or
         "add-or-remove-one" for events priced by hand.
       accountant: "pld", "rdp" or "monte_carlo".
-      unit: "example" or "user".
+      unit: "example" or "user". By default that of the event, or "example" for events priced by
+        hand.
       sampling: the sampling of batches, `sampler.describe()`.
       releases: the `NoisyReleases` of each noise stage.
       other_events: number of events besides the run that are part of `event`.
@@ -111,7 +112,7 @@ class Guarantee:
     event: PrivacyEvent
     neighboring_relation: str = ""
     accountant: Accountant = "pld"
-    unit: Unit = "example"
+    unit: Unit = None  # type: ignore[assignment]  # set below
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     releases: tuple[NoisyReleases, ...] = ()
     other_events: int = 0
@@ -125,12 +126,11 @@ class Guarantee:
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
         object.__setattr__(self, "event", _one_event(self.event))
-        if not self.neighboring_relation:
-            relation = self.event.neighboring_relation or ADD_OR_REMOVE
-            object.__setattr__(self, "neighboring_relation", relation)
-        for name in ("unit", "neighboring_relation"):
+        for name, default in (("unit", "example"), ("neighboring_relation", ADD_OR_REMOVE)):
             known, stated = getattr(self.event, name), getattr(self, name)
-            if known not in (None, stated):
+            if not stated:
+                object.__setattr__(self, name, known or default)
+            elif known not in (None, stated):
                 raise ValueError(f"`{name}` must be the event's, {known!r}, got {stated!r}.")
 
     def __getstate__(self) -> dict[str, Any]:

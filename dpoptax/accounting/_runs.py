@@ -120,7 +120,8 @@ def planned_guarantee(
       noise_multiplier: standard deviation of the noise on the *sum*, over the clipping bound, or a
         schedule as for `dpoptax.gaussian_noise`. 0 gives no guarantee. If the steps of the sampler
         depend on each other, the least multiplier of a schedule is priced.
-      steps: number of noisy releases.
+      steps: number of noisy releases. For statistics without a training, call
+        `Guarantee([event, …])`.
       sampling_probability: the probability of each record in each step, for Poisson sampling under
         add-or-remove-one. Pass either this or `sampler`.
       sampler: the sampler of the batches, with its neighboring relation and unit. For correlated

@@ -72,10 +72,6 @@ def select_rows(
     >>> found.rows
     array([0, 1, 2], dtype=int32)
     """
-    # Imported here because it imports dp_accounting, which `selected_grad` does not need.
-    from dpoptax._pricing.events import noisy_sum_event
-    from dpoptax._pricing.privacy_event import PrivacyEvent
-
     if not isinstance(selection, RowSelection):
         raise TypeError(f"`selection` must be a `dpoptax.tables.RowSelection`, got {selection!r}.")
     noise_multiplier, _ = check_mechanism(noise_multiplier, 1)
@@ -95,6 +91,14 @@ def select_rows(
             f"No row was selected with threshold={selection.threshold}. Decrease the threshold. "
             "This attempt is also a release and has a privacy cost."
         )
+    return Vocabulary(rows, int(number), event_of_release(noise_multiplier, key))
+
+
+def event_of_release(noise_multiplier: float, key: jax.Array) -> "PrivacyEvent":
+    """Returns the event of one release of all data, with the noise of a key."""
+    # Imported here because it imports dp_accounting, which `selected_grad` does not need.
+    from dpoptax._pricing.events import noisy_sum_event
+    from dpoptax._pricing.privacy_event import PrivacyEvent
+
     event = noisy_sum_event(noise_multiplier, 1, lambda gaussian: gaussian)
-    keys = frozenset([key_fingerprint(words_of(key))])
-    return Vocabulary(rows, int(number), PrivacyEvent(event, keys=keys))
+    return PrivacyEvent(event, keys=frozenset([key_fingerprint(words_of(key))]))

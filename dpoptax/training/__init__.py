@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dpoptax.training.evaluation import Evaluation as Evaluation
     from dpoptax.training.fitting import fit as fit
     from dpoptax.training.loop import train_and_evaluate as train_and_evaluate
+    from dpoptax.training.parameters import load_params as load_params
+    from dpoptax.training.parameters import save_params as save_params
     from dpoptax.training.run.averaging import average_params as average_params
     from dpoptax.training.run.run_task import FitResult as FitResult
     from dpoptax.training.search.compare import compare as compare
@@ -41,6 +43,7 @@ else:
         "evaluation": ("Evaluation",),
         "fitting": ("fit",),
         "loop": ("train_and_evaluate",),
+        "parameters": ("load_params", "save_params"),
         "run.averaging": ("average_params",),
         "run.run_task": ("FitResult",),
         "search.compare": ("compare",),

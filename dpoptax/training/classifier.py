@@ -84,8 +84,10 @@ def classification(
       **options: further attributes of the `Task`, such as `optimizer`.
 
     Raises:
-      ConfigError: the model does not take one example, or it keeps other state.
+      ConfigError: the model does not take one example, keeps other state, or has lists as
+        attributes.
     """
+    _check_hashable(model)
     first = streaming.read(data.train, np.zeros(1, np.int64))["inputs"][0]
     if variables is None:
         variables = initial_variables(model, jnp.asarray(first), params_key(seed))
@@ -123,6 +125,17 @@ class Variables(NamedTuple):
 
     params: Params
     frozen: Params
+
+
+def _check_hashable(model: nn.Module) -> None:
+    """Checks that runs of equal models can share compiled programs."""
+    try:
+        hash(model)
+    except TypeError as error:
+        raise ConfigError(
+            f"`model` must be hashable, got {type(model).__name__} with an attribute that is not. "
+            "Pass tuples instead of lists, such as `nn.Sequential((nn.Dense(8), nn.Dense(2)))`."
+        ) from error
 
 
 @functools.partial(jax.jit, static_argnums=0)

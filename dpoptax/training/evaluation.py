@@ -1,7 +1,9 @@
 """Computes mean metrics over examples, on the device or streamed."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +17,54 @@ _CHUNK = 1024
 """Number of examples that are evaluated at once."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Describes the metric by which runs are compared.
+
+    Attributes:
+        name: Its name among the metrics.
+        worst: Its worst value for one example; may be infinite.
+        best: Its best value.
+    """
+
+    name: str = "accuracy"
+    worst: float = 0.0
+    best: float = 1.0
+
+    @property
+    def size(self) -> float:
+        """The sensitivity of the sum over examples, if each counts one clipped value."""
+        return abs(self.best - self.worst)
+
+    def clipped(self, value: Any) -> jax.Array:
+        """Returns the value of one example in the range, and the worst for NaN."""
+        value = jnp.asarray(value, jnp.result_type(value, jnp.float32))
+        value = jnp.where(jnp.isnan(value), self.worst, value)
+        return jnp.clip(value, *sorted((self.worst, self.best)))
+
+    def of(self, record: Mapping[str, Any]) -> float:
+        """Returns the score in a record, which has None for NaN and infinities."""
+        found = record[f"test_{self.name}"]
+        return self.worst if found is None else float(found)
+
+    def rank(self, value: float) -> float:
+        """Returns a number that is larger for better values."""
+        return value if self.best > self.worst else -value
+
+    @property
+    def scale(self) -> int:
+        """The factor of numbers for people: 100 for a metric in [0, 1], otherwise 1."""
+        return 100 if (self.worst, self.best) == (0.0, 1.0) else 1
+
+    def text(self, value: float) -> str:
+        """Returns a number for people."""
+        return f"{100 * value:.2f}" if self.scale == 100 else f"{value:.4f}"
+
+    def label(self, split: str) -> str:
+        """Returns the head of a column, such as "test accuracy (%)"."""
+        return f"{split} {self.name.replace('_', ' ')}" + " (%)" * (self.scale == 100)
+
+
 class Evaluation:
     """Computes the mean of each metric over examples, as `evaluate` of `fit`.
 
@@ -23,10 +73,19 @@ class Evaluation:
     Args:
         metrics: `metrics(params, example)` returns numbers for one example by name, or pairs of a
             sum and its number of terms. With `frozen`, it also gets the keyword `frozen`.
-            "accuracy" is clipped to [0, 1].
         examples: The examples, arrays or records that are streamed.
         frozen: Arrays that are not trained.
         prefix: The beginning of each name in the results.
+        combine: `combine(values)` returns further metrics by name, such as an AUC, from the values
+            of all examples: an array (N,) for each metric that is a number.
+        score: The metric by which `dpoptax compare` and `sweep` choose. A sweep needs a mean over
+            examples with a finite range, because its price covers the held-out examples.
+        score_range: The worst and the best value of `score` for one example, to which values are
+            clipped: (3.0, 0.0) for a loss, which is better if it is smaller; (inf, 0.0) is also
+            possible for `compare`. NaN counts as the worst.
+
+    Raises:
+        ValueError: `score_range` is empty, NaN, or has an infinite best value.
 
     >>> means = Evaluation(lambda x, y: {"error": jnp.abs(x - y)}, jnp.arange(3.0))
     >>> means(jnp.ones(()))
@@ -40,7 +99,17 @@ class Evaluation:
         *,
         frozen: Any = None,
         prefix: str = "test_",
+        combine: Callable[[dict[str, np.ndarray]], Mapping[str, Any]] | None = None,
+        score: str = "accuracy",
+        score_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
+        worst, best = map(float, score_range)
+        if math.isnan(worst) or not math.isfinite(best) or worst == best:
+            raise ValueError(
+                "`score_range` must be the worst and the best value, such as (0, 1), got "
+                f"{score_range}."
+            )
+        self.score, self._combine = Score(score, worst, best), combine
         self.size = streaming.source_size(examples)
         self._metrics, self._examples, self._prefix = metrics, examples, prefix
         self._frozen = {} if frozen is None else {"frozen": frozen}
@@ -48,27 +117,63 @@ class Evaluation:
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Returns the means by name, the loss first."""
+        means, values = self._means(params)
+        if self._combine is None:
+            return means
+        further = {self._prefix + name: float(x) for name, x in self._combine(values).items()}
+        if further.keys() & means.keys():  # a sweep takes the score for a mean
+            raise ValueError(
+                f"`combine` must return other names than `metrics`, got {sorted(further)}."
+            )
+        return means | further
+
+    def _means(self, params: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """Returns the means, and the values of all examples for metrics that are numbers."""
         parts: Iterable[Any] = streaming.chunks(self._examples, self._chunk)
         if streaming.in_memory(self._examples):
             parts = [(self._resident, np.ones(self.size, bool))]
-        sums = [_sums(self._metrics, self._chunk, params, *part, self._frozen) for part in parts]
-        means = {}
+        # Values of several hosts may be sharded, so only their sums are read.
+        keep = self._combine is not None or jax.process_count() == 1
+        how = self._metrics, self._chunk, self.score, keep
+        found = [(_sums(*how, params, *part, self._frozen), part[1]) for part in parts]
+        sums, means = [part for (part, _), _ in found], {}
+        values = {
+            name: np.concatenate([np.asarray(each[name])[mask] for (_, each), mask in found])
+            for name in found[0][0][1]
+        }
         for metric in sorted(sums[0], key=lambda metric: (metric != "loss", metric)):
             columns = zip(*(part[metric] for part in sums), strict=True)
             total, terms = (sum(map(float, column)) for column in columns)
+            if metric in values:  # a sum in float32 can round by more than one example adds
+                total = float(values[metric].sum(dtype=np.float64))
             means[self._prefix + metric] = total / max(terms, 1)
-        return means
+        return means, values
 
     def on(self, examples: streaming.Source, *, prefix: str) -> "Evaluation":
         """Returns the evaluation of the same metrics on other examples."""
-        frozen = self._frozen.get("frozen")
-        return Evaluation(self._metrics, examples, frozen=frozen, prefix=prefix)
+        score = self.score
+        return Evaluation(
+            self._metrics,
+            examples,
+            frozen=self._frozen.get("frozen"),
+            prefix=prefix,
+            combine=self._combine,
+            score=score.name,
+            score_range=(score.worst, score.best),
+        )
 
     @functools.cached_property
     def _resident(self) -> Any:
         # Several hosts share programs only with arrays that are on no device.
         alone = jax.process_count() == 1
         return jax.tree.map(jnp.asarray, self._examples) if alone else self._examples
+
+    def has_score(self, params: Any, *, mean: bool = False) -> bool:
+        """Returns whether the score may be in the results, or whether it is a bounded mean."""
+        kinds, name = self.kinds(params), f"test_{self.score.name}"
+        if mean:
+            return kinds.get(name, False) and math.isfinite(self.score.size)
+        return name in kinds or (self._combine is not None and self._prefix == "test_")
 
     def kinds(self, params: Any) -> dict[str, bool]:
         """Returns the names in the results, and whether each has one term for each example."""
@@ -79,7 +184,7 @@ class Evaluation:
         """Returns a hash of the metrics and the examples; `params` may be shapes."""
         program = traced(self._of_one, params, self._example(), self._frozen)
         arrays = rows_digest(self._examples, whole=False), tree_digest(self._frozen)
-        return digest_of([program, *arrays])
+        return digest_of([program, *arrays, repr(self.score)])
 
     def _of_one(self, params: Any, example: Any, frozen: dict[str, Any]) -> dict[str, Any]:
         return self._metrics(params, example, **frozen)
@@ -92,34 +197,42 @@ class Evaluation:
         )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _sums(
     metrics: Callable[..., dict[str, Any]],
     chunk: int,
+    score: Score,
+    keep: bool,
     params: Any,
     examples: Any,
     mask: jax.Array,
     frozen: dict[str, Any],
-) -> dict[str, Any]:
-    """Returns, by metric, a sum over the examples in `mask` and its number of terms."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns, by metric, a sum over the examples in `mask` and its number of terms.
+
+    With `keep`, also returns the value of each example, for metrics that are numbers.
+    """
+    numbers: set[str] = set()
 
     def one(args: tuple[Any, jax.Array]) -> dict[str, Any]:
         example, counts = args
-        found = {
-            name: _pair(name, value) for name, value in metrics(params, example, **frozen).items()
-        }
+        given = metrics(params, example, **frozen)
+        numbers.update(name for name, value in given.items() if not isinstance(value, tuple))
+        found = {name: _pair(name, value, score) for name, value in given.items()}
         return jax.tree.map(lambda x: jnp.where(counts, x, jnp.zeros_like(x)), found)
 
-    return jax.tree.map(jnp.sum, jax.lax.map(one, (examples, mask), batch_size=chunk))
+    each = jax.lax.map(one, (examples, mask), batch_size=chunk)
+    kept = {name: each[name][0] for name in sorted(numbers)} if keep else {}
+    return jax.tree.map(jnp.sum, each), kept
 
 
-def _pair(name: str, value: Any) -> tuple[Any, Any]:
+def _pair(name: str, value: Any, score: Score) -> tuple[Any, Any]:
     """Returns a metric of one example as a sum and its number of terms."""
     if isinstance(value, tuple):
         return value
     value = jnp.asarray(value)
     if value.shape:
         raise ValueError(f"`metrics` must return numbers for one example, got an array for {name}.")
-    if name == "accuracy":  # a sweep relies on sensitivity 1 of the sum
-        value = jnp.clip(jnp.nan_to_num(value), 0.0, 1.0)
+    if name == score.name:  # a sweep relies on the sensitivity of the sum
+        value = score.clipped(value)
     return value, jnp.ones([], jnp.int32)

@@ -9,6 +9,7 @@ import optax
 
 from dpoptax.accounting import Guarantee
 from dpoptax.training.config import Config
+from dpoptax.training.parameters import save_params
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
@@ -68,7 +69,7 @@ def _write(summary: Record, result: FitResult, workdir: Path, *, secret: bool) -
     # Imported late: matplotlib is slow to import, and the first step does not need it.
     from dpoptax.training.run import figures
 
-    records.save_params(workdir / "params.msgpack", _released(result))
+    save_params(workdir / "params.msgpack", _released(result))
     figures.plot_run(summary, result.history, workdir / "training.png")
     if result.guarantee is not None:
         model = records.described_file(workdir / "params.msgpack")

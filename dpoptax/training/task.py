@@ -68,8 +68,8 @@ class Task:
       users: the owners of the examples.
       microbatch_size: number of examples with gradients in memory at once.
       budget: maximum ε.
-      evaluate: metrics of the parameters. `dpoptax compare` and `sweep` need an `Evaluation` with
-        the metric "accuracy".
+      evaluate: metrics of the parameters. `dpoptax compare` and `sweep` need an `Evaluation`,
+        whose `score` they compare.
       eval_every: steps between evaluations.
       checkpoint_every: steps between checkpoints.
       name: name of the method in tables and figures.

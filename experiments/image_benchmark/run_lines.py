@@ -68,7 +68,7 @@ def comparison_lines(results: Mapping[str, Any]) -> list[Line]:
         runs = method["runs"]
         common = _common(method["config"], results, runs[0])
         for point in method["grid"]:
-            accuracies = point["validation_accuracies"]
+            accuracies = point["validation_scores"]
             for seed, accuracy in zip(results["seeds"], accuracies, strict=False):
                 found.append(
                     Line(

@@ -115,6 +115,22 @@ def test_statistics_alone_are_not_called_a_training():
 
 
 @pytest.mark.usefixtures("quick")
+def test_events_alone_have_the_price_of_dp_accounting_and_their_own_unit():
+    mechanisms = [dpa.GaussianDpEvent(20.0), dpa.LaplaceDpEvent(10.0)]
+    released = accounting.PrivacyEvent(mechanisms[0], unit="user")
+    found = accounting.Guarantee([released, mechanisms[1]], stated_delta=1e-6)
+    accountant = dpa.pld.PLDAccountant()
+    for mechanism in mechanisms:
+        accountant.compose(mechanism)
+    assert found.stated_epsilon == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-3)
+    assert found.unit == "user"
+    assert "-differentially private for one user with all of its records" in str(found)
+    assert "one user, with all rows" in found.statement()
+    with pytest.raises(ValueError, match="`unit` must be the event's, 'user', got 'example'"):
+        accounting.Guarantee([released], unit="example")
+
+
+@pytest.mark.usefixtures("quick")
 def test_says_that_the_choice_of_the_best_is_included():
     trial = dpa.GaussianDpEvent(4.0)
     best = accounting.selection.best_of_random([trial], mean=20, distribution="geometric")

@@ -299,7 +299,7 @@ def test_comparison_table_has_every_method_at_one_epsilon(compared):
 @pytest.mark.slow
 def test_learning_rate_is_selected_by_validation_accuracy(compared):
     for method in compared[2].methods:
-        means = {point.learning_rate: sum(point.validation_accuracies) / 2 for point in method.grid}
+        means = {point.learning_rate: sum(point.validation_scores) / 2 for point in method.grid}
         assert means[1.0] > means[1e-3]
         assert method.learning_rate == 1.0
         assert any(method.name in note and "edge" in note for note in compared[2].notes)
@@ -368,7 +368,7 @@ def test_command_compares_with_default_grid(config, tmp_path, capsys):
         assert name in output
     methods = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert [point["learning_rate"] for point in methods[0]["grid"]] == [0.25, 0.5, 1.0, 2.0, 4.0]
-    assert methods[0]["test_accuracy_std"] is None
+    assert methods[0]["test_score_std"] is None
     assert "∞ (not private)" in output
 
 

@@ -148,11 +148,11 @@ def test_record_adds_each_run_once(tmp_path):
     assert main(command) == 0
     found = lines.read(path)
     assert len(found) == 3 * (2 * 1 + 3)
-    assert [len(method.grid[0].validation_accuracies) for method in results.methods] == [1] * 3
+    assert [len(method.grid[0].validation_scores) for method in results.methods] == [1] * 3
     first = [line for line in found if line.name == "digits/dp_sgd"]
     assert [line.split for line in first] == ["held-out"] * 2 + ["test"] * 3
     assert [line.learning_rate for line in first[:2]] == [0.5, 1.0]
-    assert [line.accuracy for line in first[2:]] == results.methods[0].accuracies
+    assert [line.accuracy for line in first[2:]] == results.methods[0].scores
     assert [line.seed for line in first[2:]] == [0, 1, 2]
     assert first[0].settings["steps"] == 2
     assert first[0].spent is None

@@ -19,6 +19,7 @@ PUBLIC_ONLY = ("training", "integrations")
 # The modules whose names are public; documents import from no other. See docs/api/index.md.
 PUBLIC_MODULES = {
     "dpoptax", "dpoptax.accounting", "dpoptax.accounting.selection", "dpoptax.auditing",
+    "dpoptax.columns",
     "dpoptax.contrib", "dpoptax.extend", "dpoptax.filters", "dpoptax.filters.spectrum",
     "dpoptax.integrations.kauldron", "dpoptax.integrations.tunix", "dpoptax.matrix",
     "dpoptax.runs", "dpoptax.sampling", "dpoptax.tables", "dpoptax.training",

@@ -33,6 +33,7 @@ MODULES = (
     "dpoptax",
     "dpoptax.accounting",
     "dpoptax.auditing",
+    "dpoptax.columns",
     "dpoptax.contrib",
     "dpoptax.extend",
     "dpoptax.filters",

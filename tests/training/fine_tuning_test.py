@@ -6,10 +6,9 @@ from pathlib import Path
 
 import jax
 import pytest
-from flax.serialization import msgpack_restore
 from safetensors.numpy import load_file, save_file
 
-from dpoptax.training import ConfigError, config_of, train_and_evaluate
+from dpoptax.training import ConfigError, config_of, load_params, train_and_evaluate
 from dpoptax.training.planning import plan_run, text
 from experiments.config import ExperimentConfig
 from experiments.data.published_data import load_published
@@ -76,7 +75,7 @@ def test_fine_tunes_on_sentences(fine_tuned):
     assert summary["private"]
     assert 0 <= summary["test_accuracy"] <= 1
     assert "test_perplexity" not in summary
-    params = msgpack_restore((workdir / "run" / "params.msgpack").read_bytes())
+    params = load_params(workdir / "run" / "params.msgpack")
     leaves = jax.tree_util.tree_leaves_with_path(params)
     assert summary["num_params"] == sum(leaf.size for _, leaf in leaves)
     assert all("lora_" in str(path) or "head_" in str(path) for path, _ in leaves)

@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import serialization
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 import dpoptax
-from dpoptax.training import fit, hosts
+from dpoptax.training import fit, hosts, load_params
 from dpoptax.training.cli.main import main
 from dpoptax.training.data import load_digits, streaming
 from dpoptax.training.run import devices
@@ -331,7 +330,7 @@ def _result(ran, name):
     """Returns the parameters and the summary of a run that must have succeeded in each process."""
     folder, *told = ran
     assert {each[name][0] for each in told if name in each} == {0}, told
-    params = serialization.msgpack_restore((folder / name / "params.msgpack").read_bytes())
+    params = load_params(folder / name / "params.msgpack")
     return params, json.loads((folder / name / "summary.json").read_text())
 
 
@@ -408,8 +407,7 @@ def test_runs_are_shared_by_and_move_between_processes(ran):
 def test_hosts_share_cipher_keys(ran):
     """Checks noise by ChaCha20, batches by SHAKE-256, and a seed that one host draws."""
     two, summary = _result(ran, "ciphered")
-    params = (ran[0] / "ciphered-alone" / "params.msgpack").read_bytes()
-    alone = serialization.msgpack_restore(params)
+    alone = load_params(ran[0] / "ciphered-alone" / "params.msgpack")
     _assert_close(two, alone)
     assert summary["generator"] == "SHAKE-256"
     drawn, summary = _result(ran, "drawn")

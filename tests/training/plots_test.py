@@ -25,14 +25,15 @@ def _results(names, seeds=3, rates=(0.5, 1.0)):
                 unproven=None,
                 epsilon=None,
                 learning_rate=rates[0],
-                test_accuracy_mean=float(np.mean(accuracies)),
-                test_accuracy_std=None,
+                test_score_mean=float(np.mean(accuracies)),
+                test_score_std=None,
                 seconds_per_run=1.0,
                 grid=[GridPoint(rate, accuracies) for rate in rates],
                 runs=[
                     {"test_accuracy": a, "history": h}
                     for a, h in zip(accuracies, history, strict=True)
                 ],
+                scores=accuracies,
             )
         )
     return ComparisonResult("digits", 1.0, 1e-5, list(range(seeds)), [], methods, {}, "")

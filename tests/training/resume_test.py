@@ -569,14 +569,14 @@ def test_checkpoint_folder_is_made_private_or_refused(tmp_path, monkeypatch):
 
 def test_workdir_stays_locked_until_all_files_are_written(undisturbed, monkeypatch):
     """The workdir stays locked until all files are written, so summary and parameters match."""
-    write, workdir = loop.records.save_params, undisturbed[1]
+    write, workdir = loop.save_params, undisturbed[1]
 
     def meanwhile(*args):
         with pytest.raises(CheckpointError, match="in use by another process"):
             Checkpoints(workdir / "checkpoints")
         return write(*args)
 
-    monkeypatch.setattr(loop.records, "save_params", meanwhile)
+    monkeypatch.setattr(loop, "save_params", meanwhile)
     assert run(workdir)["steps"] == 6
 
 

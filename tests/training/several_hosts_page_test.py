@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpoptax.training import load_params
 from tests.training import hosts_test
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "several-hosts.md"
@@ -32,11 +33,11 @@ def test_script_runs_and_continues_in_two_processes(rest, tmp_path):
 
     def run(processes, devices):
         """Returns the parameters of the run, which it has to write anew."""
-        (tmp_path / "model.npz").unlink(missing_ok=True)
+        (tmp_path / "model.msgpack").unlink(missing_ok=True)
         first, *others = hosts_test.start(command, processes, devices, cwd=tmp_path)
         assert "releases   20 of the Gaussian mechanism" in first
         assert not any("releases" in text for text in others)
-        return dict(np.load(tmp_path / "model.npz"))
+        return load_params(tmp_path / "model.msgpack")
 
     whole = run(2, 2)
     moved = max(float(np.abs(part).max()) for part in whole.values())

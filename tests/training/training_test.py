@@ -12,11 +12,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from flax import serialization
 
 from dpoptax import accounting, sampling
 from dpoptax.training import bars as training_bars
-from dpoptax.training import classification, config_of, train_and_evaluate
+from dpoptax.training import classification, config_of, load_params, train_and_evaluate
 from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import seed_of, summarize
@@ -217,9 +216,14 @@ def test_shown_epsilon_is_rounded_up():
     assert scientific(9.9999e-6) == scientific(1e-5) == "$10^{-5}$"
 
 
+def test_refuses_model_with_a_list():
+    with pytest.raises(ConfigError, match="Pass tuples instead of lists"):
+        classification(nn.Sequential([nn.Dense(10)]), data.load_digits(), TINY.task().plan)
+
+
 def test_saved_parameters_match_hash(finished):
     result, workdir = finished
-    restored = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
+    restored = load_params(workdir / "params.msgpack")
     assert params_sha256(restored) == result["params_sha256"]
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +61,21 @@ def _train(arguments: list[str]) -> int:
         spent += " for each user" * (summary["unit"] == "user")
         if summary["assumed_secret"]:
             spent += " if the seed stays secret and no other run uses it"
-    reached = ", ".join(
-        f"{name.replace('_', ' ')} {value:.4g}"
-        for name, value in summary.items()
-        if name.startswith("test_")
-    )
-    if "test_perplexity" in summary:
-        reached = f"test perplexity {summary['test_perplexity']:.2f}"
-    elif "test_accuracy" in summary:
-        reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     print(
-        f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
-        f"{given.workdir}"
+        f"{summary['method']}: {_reached(summary)} after {summary['steps']} steps, {spent}; "
+        f"written to {given.workdir}"
     )
     return 0
+
+
+def _reached(summary: Mapping[str, Any]) -> str:
+    """Returns the metrics of a summary: perplexity or accuracy, or else all."""
+    if "test_perplexity" in summary:
+        return f"test perplexity {summary['test_perplexity']:.2f}"
+    if "test_accuracy" in summary:
+        return f"test accuracy {100 * summary['test_accuracy']:.2f} %"
+    found = ((name, value) for name, value in summary.items() if name.startswith("test_"))
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found)
 
 
 def _configs(arguments: list[str]) -> int:
@@ -221,8 +222,7 @@ def _sweep(arguments: list[str]) -> int:
     if results.result is None:
         print("No trial was drawn, so there is no result.")
     else:
-        accuracy = 100 * results.result["test_accuracy"]
-        print(f"\nbest: test accuracy {accuracy:.2f} %; written to {chosen.workdir / 'best'}")
+        print(f"\nbest: {_reached(results.result)}; written to {chosen.workdir / 'best'}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Writes strict JSON, tables and parameters, and identifies versions and code."""
+"""Writes strict JSON and tables, and identifies versions and code."""
 
 import dataclasses
 import functools
@@ -75,13 +75,6 @@ def params_sha256(params: Any) -> str:
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
     return digest.hexdigest()
-
-
-def save_params(path: Path, params: Any) -> None:
-    """Writes parameters as msgpack, for `flax.serialization.msgpack_restore`."""
-    from flax import serialization
-
-    path.write_bytes(serialization.to_bytes(jax.device_get(params)))
 
 
 def described_file(path: Path) -> str:

@@ -10,7 +10,7 @@ from dpoptax.runs import Hidden, RunIdentity, data_of
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.evaluation import Evaluation
+from dpoptax.training.evaluation import Evaluation, Score
 from dpoptax.training.run import records
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search.comparison import Comparison
@@ -24,6 +24,7 @@ from dpoptax.training.search.trials import (
     Runner,
     Trial,
     held_out_task,
+    score_of,
     whole_task,
     with_flags,
 )
@@ -44,6 +45,7 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     if len(set(comparison.factors)) > 1:
         for config, task in zip(configs.values(), tasks, strict=True):
             held_out_task(config, task)  # raises if the config ignores the argument
+    score = score_of(tasks)
     epsilon, delta = _common_budget(dict(zip(configs, tasks, strict=True)))
     data = comparison.workdir / "data.json"
     known = _known_data(tasks[0], data)
@@ -58,8 +60,8 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     tried_on = seeds[: comparison.trial_seeds] if len(factors) > 1 else range(0)
     total = len(configs) * (len(factors) * len(tried_on) + len(seeds))
     with Bar(total=total, unit="run", desc="compare", disable=not progress) as bar:
-        grids = _grids(list(configs.values()), factors, tried_on, runner, bar)
-        rates = [max(grid, key=_validation_accuracy).learning_rate for grid in grids]
+        grids = _grids(list(configs.values()), factors, tried_on, runner, score, bar)
+        rates = [_best(grid, score).learning_rate for grid in grids]
         chosen = [
             Trial(with_flags(config, learning_rate=rate, seed=seed, held_out=False))
             for config, rate in zip(configs.values(), rates, strict=True)
@@ -67,12 +69,12 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
         ]
         runs = iter(runner.run(chosen, bar))
     methods = [
-        method_result(name, label, rate, grid, [next(runs) for _ in seeds])
+        method_result(name, label, grid, rate, [next(runs) for _ in seeds], score)
         for name, label, rate, grid in zip(names, configs, rates, grids, strict=True)
     ]
     notes = _notes(methods)
     results = ComparisonResult(
-        tasks[0].dataset, epsilon, delta, list(seeds), notes, methods, versions, code
+        tasks[0].dataset, epsilon, delta, list(seeds), notes, methods, versions, code, score
     )
     # Imported late, because matplotlib is slow to import.
     from dpoptax.training.search import comparison_figure
@@ -103,9 +105,14 @@ def _known_data(task: Task, path: Path) -> dict[str, Any]:
 
 
 def _grids(
-    configs: list[Config], factors: list[float], seeds: range, runner: Runner, bar: Bar
+    configs: list[Config],
+    factors: list[float],
+    seeds: range,
+    runner: Runner,
+    score: Score,
+    bar: Bar,
 ) -> list[list[GridPoint]]:
-    """Returns the learning rates of each config with their accuracies on the held-out fifth."""
+    """Returns the learning rates of each config with their scores on the held-out fifth."""
     rates = [
         [factor * config.flags["learning_rate"].default for factor in factors] for config in configs
     ]
@@ -115,12 +122,14 @@ def _grids(
         for rate in own
         for seed in seeds
     ]
-    accuracies = (run["test_accuracy"] for run in runner.run(tried, bar))
-    return [[GridPoint(rate, [next(accuracies) for _ in seeds]) for rate in own] for own in rates]
+    scores = (score.of(run) for run in runner.run(tried, bar))
+    return [[GridPoint(rate, [next(scores) for _ in seeds]) for rate in own] for own in rates]
 
 
-def _validation_accuracy(point: GridPoint) -> float:
-    return statistics.fmean(point.validation_accuracies or [0.0])
+def _best(grid: list[GridPoint], score: Score) -> GridPoint:
+    """Returns the rate with the best mean score, the first of equal ones."""
+    means = [score.rank(statistics.fmean(point.validation_scores or [0.0])) for point in grid]
+    return grid[means.index(max(means))]
 
 
 def _with_values(configs: Configs, comparison: Comparison) -> Configs:
@@ -185,11 +194,11 @@ def _notes(methods: list[MethodResult]) -> list[str]:
     if any(len(method.grid) > 1 for method in methods):
         notes.append(
             "Each learning rate was selected on a held-out fifth of the training split. The test "
-            "split was used for the reported accuracy only."
+            "split was used for the reported scores only."
         )
-    if any(method.test_accuracy_std is not None for method in methods):
+    if any(method.test_score_std is not None for method in methods):
         notes.append(
-            "± is the standard deviation of the accuracy over seeds. In comparison.png, it is the "
+            "± is the standard deviation over seeds. In comparison.png, it is the "
             "standard error of the mean difference, paired by seed."
         )
     if any(method.private for method in methods):
@@ -213,15 +222,16 @@ def _notes(methods: list[MethodResult]) -> list[str]:
 
 def table(results: ComparisonResult) -> str:
     """Returns the comparison as a Markdown table with notes."""
-    rows = [("method", "ε", "best learning rate", "test accuracy (%)", "seconds")]
+    score = results.score
+    rows = [("method", "ε", "best learning rate", score.label("test"), "seconds")]
     for method in results.methods:
-        accuracy = f"{100 * method.test_accuracy_mean:.2f}"
-        if method.test_accuracy_std is not None:
-            accuracy += f" ± {100 * method.test_accuracy_std:.2f}"
+        found = score.text(method.test_score_mean)
+        if method.test_score_std is not None:
+            found += f" ± {score.text(method.test_score_std)}"
         epsilon = "none proven" if method.unproven else "∞ (not private)"
         if method.epsilon is not None:
             epsilon = records.epsilon_text(method.epsilon)
         seconds = f"{method.seconds_per_run:.2f}"
-        rows.append((method.name, epsilon, f"{method.learning_rate:g}", accuracy, seconds))
+        rows.append((method.name, epsilon, f"{method.learning_rate:g}", found, seconds))
     lines = records.markdown_table(rows[0], rows[1:])
     return "\n".join([lines, "", *(f"- {note}" for note in results.notes)])

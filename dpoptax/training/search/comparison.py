@@ -13,9 +13,10 @@ class Comparison:
     """Options of `dpoptax compare`.
 
     For every config, each learning rate is first trained on every seed with a fifth of the training
-    split held out. The rate with the best mean accuracy on that fifth is selected. It is then
-    trained on the whole training split, once per seed. Only these runs use the test split. The
-    stated ε is that of one such run. It does not cover the repetitions or the selection.
+    split held out. The rate with the best mean score on that fifth, by default the accuracy, is
+    selected. It is then trained on the whole training split, once per seed. Only these runs use the
+    test split. The stated ε is that of one such run. It does not cover the repetitions or the
+    selection.
     """
 
     workdir: Path

@@ -15,13 +15,13 @@ _BASELINE = "DP-SGD"
 
 
 def plot_comparison(results: ComparisonResult, path: Path) -> None:
-    """Draws the test accuracies of each method and its difference from a baseline, as PNG and PDF.
+    """Draws the test scores of each method and its difference from a baseline, as PNG and PDF.
 
     A row for each method shows every seed, the mean, and the mean paired difference from the
     baseline with its standard error. The baseline is DP-SGD, or else the first method.
     """
     figure = Figure(figsize=(6.5, 1.4 + 0.3 * len(results.methods)), layout="constrained")
-    _plot_accuracies(figure.subplots(), results)
+    _plot_scores(figure.subplots(), results)
     privacy = "without privacy"
     if results.epsilon is not None and results.delta is not None:
         privacy = f"ε = {results.epsilon:g}, δ = {scientific(results.delta)}"
@@ -32,35 +32,38 @@ def plot_comparison(results: ComparisonResult, path: Path) -> None:
         figure.savefig(path.with_suffix(suffix), dpi=200)
 
 
-def _plot_accuracies(axes: Axes, results: ComparisonResult) -> None:
+def _plot_scores(axes: Axes, results: ComparisonResult) -> None:
     """Draws a row for each method."""
     methods = results.methods
-    accuracies = [100 * np.array(method.accuracies) for method in methods]
+    score = results.score
+    scores = [score.scale * np.array(method.scores) for method in methods]
     baseline = _baseline(methods)
-    first = accuracies[baseline]
+    first = scores[baseline]
     axes.axvline(first.mean(), color="#BBBBBB", linewidth=1, zorder=0)
-    # A method that hardly learns is drawn at the edge, to keep the scale readable.
-    low = min(float(np.median([values.mean() for values in accuracies])) - 15, first.min() - 2)
-    low = max(low, min(float(values.min()) for values in accuracies) - 1)
-    for row, values in enumerate(accuracies):
+    low, digits = -math.inf, 4
+    if score.scale == 100:
+        # A method that hardly learns is drawn at the edge, to keep the scale readable.
+        low = min(float(np.median([values.mean() for values in scores])) - 15, first.min() - 2)
+        low, digits = max(low, min(float(values.min()) for values in scores) - 1), 1
+        axes.set_xlim(left=low - 0.5)
+    for row, values in enumerate(scores):
         color = _color(methods, row)
         shown = np.maximum(values, low)
         axes.plot(shown, [row] * len(values), "o", color=color, alpha=0.35, markersize=4)
         axes.plot(max(values.mean(), low), row, marker="|", color=color, markersize=15, mew=2.4)
-        text = f"{values.mean():.1f}"
+        text = f"{values.mean():.{digits}f}"
         if row != baseline and len(values) > 1:
             difference = values - first
             error = difference.std(ddof=1) / math.sqrt(len(values))
-            text += f"   {signed(difference.mean())} ± {error:.1f}"
+            text += f"   {signed(difference.mean(), digits)} ± {error:.{digits}f}"
         elif row != baseline:
-            text += f"   {signed(values.mean() - first.mean())}"
+            text += f"   {signed(values.mean() - first.mean(), digits)}"
         axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set_yticks(range(len(methods)), [_short(method) for method in methods], fontsize=9)
     for row, name in enumerate(axes.get_yticklabels()):
         name.set_color(_color(methods, row))
     axes.set_ylim(len(methods) - 0.4, -0.6)
-    axes.set_xlim(left=low - 0.5)
-    label(axes, "test accuracy (%)", "")
+    label(axes, score.label("test"), "")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     title = f"Mean, and difference from {methods[baseline].name}"

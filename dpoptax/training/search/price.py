@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.evaluation import Score
 from dpoptax.training.run import records
 from dpoptax.training.task import PlainPlan, Task
 
@@ -67,7 +68,9 @@ class Price:
         epsilon: ε of the result, including the selection.
         of_one_trial: Largest ε of a single trial.
         delta: δ of both.
-        score_stddev: Standard deviation of the noise on the number of correct predictions.
+        score_stddev: Standard deviation of the noise on the sum of the scores of held-out examples,
+            relative to the size of their range.
+        score: The metric that has this noise.
         held_out_size: Number of held-out examples.
         noise: Noise multiplier, strategy, steps and number of examples of each priced setting.
         reason: Reason why no ε is stated, or None.
@@ -77,6 +80,7 @@ class Price:
     of_one_trial: float | None = None
     delta: float | None = None
     score_stddev: float = 0.0
+    score: Score = Score()
     held_out_size: int = 0
     noise: tuple[tuple[str, str, int, int], ...] = ()
     reason: str | None = None
@@ -129,8 +133,8 @@ def price(tasks: list[Task], sweep: Sweep, chosen: list[int]) -> "tuple[Price, G
     # Plans have no seed and no key, and neither have their events: each trial draws its own.
     whole = selected([guarantee.event for guarantee in guarantees])
     epsilon = price_of(whole)
-    # A record that is added, removed or replaced changes the number of correct predictions by at
-    # most 1.
+    # A record that is added, removed or replaced changes the mean score by at most the size of its
+    # range over the number of held-out records.
     stddev = dpoptax.accounting.calibrate(
         epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
     )
@@ -179,9 +183,11 @@ def notes(sweep: Sweep, cost: Price) -> list[str]:
             f"This holds for best/ alone, {describe_choice(sweep)}. All other files, the number of "
             "trials and their duration must stay secret."
         )
+    score = cost.score
     said.append(
-        f"Scores have noise of standard deviation {cost.score_stddev:.2f} on the number of "
-        "correct predictions, so that ε also covers the held-out examples. The choice of "
-        "held-out examples is assumed to be public."
+        f"Scores have noise of standard deviation {score.size * cost.score_stddev:.2f} on the sum "
+        f"of {score.name} over the held-out examples, where each counts between "
+        f"{min(score.worst, score.best):g} and {max(score.worst, score.best):g}, so that ε also "
+        "covers these examples. The choice of held-out examples is assumed to be public."
     )
     return said

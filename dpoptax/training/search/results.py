@@ -1,10 +1,12 @@
 """Defines the results of comparisons and sweeps, for results.json and sweep.json."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from dpoptax.training.evaluation import Score
 from dpoptax.training.search.price import Price
 
 Record = dict[str, Any]
@@ -17,12 +19,12 @@ class GridPoint:
 
     Attributes:
         learning_rate: The rate.
-        validation_accuracies: Accuracies on the held-out fifth, one per seed. Empty if there was
+        validation_scores: Scores on the held-out fifth, one per seed. Empty if there was
             only one rate.
     """
 
     learning_rate: float
-    validation_accuracies: list[float]
+    validation_scores: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +38,12 @@ class MethodResult:
         unproven: Reason why no ε is stated in spite of noise, or None.
         epsilon: ε of one run.
         learning_rate: The selected learning rate.
-        test_accuracy_mean: Mean test accuracy over seeds.
-        test_accuracy_std: Standard deviation over seeds, or None for one seed.
+        test_score_mean: Mean test score over seeds, by default of the accuracy.
+        test_score_std: Standard deviation over seeds, or None for one seed.
         seconds_per_run: Mean training time.
         grid: The learning rates tried.
         runs: The runs at the selected rate, one per seed.
+        scores: Their test scores.
     """
 
     name: str
@@ -49,23 +52,25 @@ class MethodResult:
     unproven: str | None
     epsilon: float | None
     learning_rate: float
-    test_accuracy_mean: float
-    test_accuracy_std: float | None
+    test_score_mean: float
+    test_score_std: float | None
     seconds_per_run: float
     grid: list[GridPoint]
     runs: list[Record]
-
-    @property
-    def accuracies(self) -> list[float]:
-        """Test accuracies at the selected rate, one per seed."""
-        return [run["test_accuracy"] for run in self.runs]
+    scores: list[float]
 
 
 def method_result(
-    name: str, config: str, learning_rate: float, grid: Sequence[GridPoint], runs: list[Record]
+    name: str,
+    config: str,
+    grid: Sequence[GridPoint],
+    learning_rate: float,
+    runs: list[Record],
+    score: Score,
 ) -> MethodResult:
     """Returns the result of a config from its runs at the selected rate."""
-    accuracies = [run["test_accuracy"] for run in runs]
+    scores = [score.of(run) for run in runs]
+    finite = all(map(math.isfinite, scores))
     return MethodResult(
         name=name,
         config=config,
@@ -73,11 +78,12 @@ def method_result(
         unproven=runs[0]["unproven"],
         epsilon=runs[0]["epsilon"],
         learning_rate=learning_rate,
-        test_accuracy_mean=statistics.fmean(accuracies),
-        test_accuracy_std=statistics.stdev(accuracies) if len(runs) > 1 else None,
+        test_score_mean=statistics.fmean(scores),
+        test_score_std=statistics.stdev(scores) if len(runs) > 1 and finite else None,
         seconds_per_run=statistics.fmean(run["train_seconds"] for run in runs),
         grid=list(grid),
         runs=runs,
+        scores=scores,
     )
 
 
@@ -94,6 +100,7 @@ class ComparisonResult:
         methods: Results in the order of the configs.
         versions: Versions of the packages.
         code: SHA-256 of the package's source files.
+        score: The metric by which the methods are compared.
     """
 
     dataset: str
@@ -104,6 +111,7 @@ class ComparisonResult:
     methods: list[MethodResult]
     versions: dict[str, str]
     code: str
+    score: Score = Score()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +120,7 @@ class TrialResult:
 
     Attributes:
         settings: Name of the config and changed fields, by column of a table.
-        score: Held-out accuracy with noise.
+        score: Held-out score with noise.
         record: Name of the file of its record.
     """
 

@@ -5,10 +5,11 @@ import dataclasses
 import hashlib
 import json
 import secrets
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-from flax import serialization
 
 import dpoptax
 from dpoptax.runs import Hidden, RunIdentity, data_of
@@ -17,6 +18,7 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
+from dpoptax.training.parameters import load_params
 from dpoptax.training.run import records
 from dpoptax.training.run.announcer import say
 from dpoptax.training.run.checkpoints import let_no_other_in
@@ -28,6 +30,7 @@ from dpoptax.training.search.trials import (
     Trial,
     forget_identities,
     held_out_task,
+    score_of,
     sum_identity,
     task_of,
     whole_task,
@@ -141,10 +144,11 @@ def _run(begun: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool
         TrialResult({"config": one.name, **one.changes}, score, runner.path(trial).name)
         for one, trial, score in zip(settled, trials, scores, strict=True)
     ]
-    best = max(range(len(rows)), key=lambda index: rows[index].score, default=None)
+    rank = cost.score.rank
+    best = max(range(len(rows)), key=lambda index: rank(rows[index].score), default=None)
     published = None
     if best is not None:
-        params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
+        params = runner.path(trials[best]).with_suffix(".msgpack")
         published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
         if guarantee is not None:
             choice = describe_choice(sweep)
@@ -187,7 +191,8 @@ def prepare(
     if tasks is held_out:
         _check_each_priced(candidates, tasks)
     cost, guarantee = price(tasks, sweep, chosen)
-    cost = dataclasses.replace(cost, held_out_size=cast(Evaluation, tasks[0].evaluate).size)
+    evaluate = cast(Evaluation, tasks[0].evaluate)
+    cost = dataclasses.replace(cost, held_out_size=evaluate.size, score=score_of(tasks))
     return Prepared(whole, held_out, candidates, chosen, cost, guarantee)
 
 
@@ -218,21 +223,23 @@ def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
             "each trial by Rényi divergences."
         )
     for task in tasks:
-        if not cast(Evaluation, task.evaluate).kinds(task.params)["test_accuracy"]:
+        if not cast(Evaluation, task.evaluate).has_score(task.params, mean=True):
             raise ConfigError(
-                f"The accuracy of {task.name} must be one number for each held-out example in a "
-                "sweep, got one for each token. The sensitivity of the held-out accuracy is not "
-                "known for tokens."
+                f"The score of {task.name} must be one number for each held-out example in a "
+                "sweep, with a finite `score_range`. The sensitivity of other scores is not known, "
+                "such as an AUC, a loss without a bound, or a mean over tokens. Pass "
+                "`Evaluation(…, score=…, score_range=…)` of such a metric."
             )
 
 
 def table(results: SweepResult) -> str:
     """Returns the trials as a Markdown table, the best first, with notes."""
-    rows = sorted(results.trials, key=lambda row: -row.score)
+    score = results.price.score
+    rows = sorted(results.trials, key=lambda row: -score.rank(row.score))
     lines = [
         records.markdown_table(
-            ("held-out accuracy (%)", *rows[0].settings),
-            [(f"{100 * row.score:.2f}", *map(str, row.settings.values())) for row in rows],
+            (score.label("held-out"), *rows[0].settings),
+            [(score.text(row.score), *map(str, row.settings.values())) for row in rows],
         )
         if rows
         else "No trial was drawn.",
@@ -305,15 +312,15 @@ def _cost(task: Task) -> Any:
 
 
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
-    """Returns held-out accuracies with noise on the number of correct predictions.
+    """Returns held-out scores with noise on their sum over examples.
 
-    The noise belongs to one accuracy. Another one in its place would have other noise.
+    The noise belongs to one score. Another one in its place would have other noise.
     """
     size, scores = cost.held_out_size, []
     for index, record in enumerate(found):
-        accuracy = record["test_accuracy"]
-        rng = np.random.default_rng(_seed(seed, f"score {index} {accuracy!r}"))
-        scores.append((size * accuracy + cost.score_stddev * rng.normal()) / size)
+        score = cost.score.of(record)
+        rng = np.random.default_rng(_seed(seed, f"score {index} {score!r}"))
+        scores.append((size * score + cost.score.size * cost.score_stddev * rng.normal()) / size)
     return scores
 
 
@@ -321,16 +328,16 @@ def _publish(
     row: TrialResult,
     config: Config,
     found: dict[str, Any],
-    params: bytes,
+    params: Path,
     cost: Price,
     sweep: Sweep,
 ) -> dict[str, Any]:
     """Writes best/: parameters and config of the best trial, and its test accuracy."""
-    evaluate = cast(Evaluation, with_flags(config, held_out=False).task().evaluate)
-    metrics = evaluate(serialization.msgpack_restore(params))
+    task = with_flags(config, held_out=False).task()
+    metrics = cast(Evaluation, task.evaluate)(load_params(params, task.params))
     directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)
-    (directory / "params.msgpack").write_bytes(params)
+    shutil.copyfile(params, directory / "params.msgpack")
     described = config.described()
     described.pop("epsilon", None)  # it would be that of a trial
     result = {

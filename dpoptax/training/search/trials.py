@@ -13,7 +13,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -23,8 +23,9 @@ from dpoptax.runs import Hidden, RunIdentity, settings
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.evaluation import Evaluation
+from dpoptax.training.evaluation import Evaluation, Score
 from dpoptax.training.loop import summarize
+from dpoptax.training.parameters import save_params
 from dpoptax.training.run import records, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.program import RunProgram
@@ -119,19 +120,35 @@ class Runner:
 
 
 def task_of(config: Config) -> Task:
-    """Returns the task of a config, checked for a comparison by accuracy.
+    """Returns the task of a config, checked for a comparison by its score.
 
     Raises:
-        ConfigError: The task has no `Evaluation` with the metric "accuracy".
+        ConfigError: The task has no `Evaluation` with its score among the metrics.
     """
     task = config.task()
     evaluate = task.evaluate
-    if not isinstance(evaluate, Evaluation) or "test_accuracy" not in evaluate.kinds(task.params):
+    if not isinstance(evaluate, Evaluation) or not evaluate.has_score(task.params):
+        score = evaluate.score.name if isinstance(evaluate, Evaluation) else Score().name
         raise ConfigError(
-            f"`evaluate` of {config.name} must be an `Evaluation` with the metric 'accuracy' and "
+            f"`evaluate` of {config.name} must be an `Evaluation` with the metric {score!r} and "
             f"its default prefix, by which runs are compared, got {evaluate!r}."
         )
     return task
+
+
+def score_of(tasks: Iterable[Task]) -> Score:
+    """Returns the score by which tasks of `task_of` are compared.
+
+    Raises:
+        ConfigError: They have different scores.
+    """
+    scores = {cast(Evaluation, task.evaluate).score for task in tasks}
+    if len(scores) > 1:
+        raise ConfigError(
+            "`score` and `score_range` must be the same for all configs, got "
+            f"{', '.join(sorted(map(str, scores)))}."
+        )
+    return scores.pop()
 
 
 def with_flags(config: Config, **values: Any) -> Config:
@@ -227,10 +244,12 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     result = run_task(task, key=_key(trial), progress=progress)
     if trial.secret is not None:
         final = averaged(result.params, result.opt_state)
-        records.save_params(path.with_suffix(".msgpack"), final)
+        save_params(path.with_suffix(".msgpack"), final)
     seed = trial.config.flags["seed"].default
     given = trial.config.described() | {"seed": seed}
     summary = {**summarize(task, result), "config": given}
+    if f"test_{score_of([task]).name}" not in summary:
+        raise ConfigError(f"`combine` of {trial.config.name} must return the score, got {summary}.")
     records.write_json(path, {**summary, "history": result.history})
 
 
