@@ -12,7 +12,6 @@ import tyro
 from dpoptax.training import load_config
 from dpoptax.training.cli.main import run_command
 from dpoptax.training.errors import ConfigError, unknown_name
-from experiments.claims.study_names import NAMES
 
 _PROGRAM = "python -m experiments"
 _USAGE = f"""\
@@ -29,8 +28,8 @@ class StudyArguments:
     """Computes numbers and findings for each study of the papers' claims.
 
     Attributes:
-        names: Names of studies; see `python -m experiments study --help`. Without names, all that
-            need no data.
+        names: Names of studies, listed in experiments/README.md. Without names, all that need no
+            data.
         workdir: Folder for a .jsonl and a .md file of each study.
         seeds: Number of repetitions.
         data_dir: Folder with published data. Studies that train on such data need it.
@@ -133,8 +132,6 @@ def _dispatch(arguments: list[str]) -> int:
     module = importlib.import_module(place)
     kind = getattr(module, options)
     purpose = (kind.__doc__ or "").partition("\n")[0]
-    if command == "study":
-        purpose += f" Studies: {', '.join(NAMES)}."
     given = tyro.cli(kind, args=rest, prog=f"{_PROGRAM} {command}", description=purpose)
     print(getattr(module, run)(given))
     return 0
@@ -142,7 +139,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def study(given: StudyArguments) -> str:
     """Runs studies and returns their findings."""
-    from experiments.claims import catalog
+    from experiments.studies import catalog
 
     names = given.names or catalog.names_for(given.data_dir)
     found = catalog.run_studies(
