@@ -6,7 +6,7 @@ import pytest
 
 import dpoptax
 from experiments.studies import filters, geodp_errors
-from experiments.release_cosines import heterogeneous_gradients, release_cosines
+from experiments.studies.release_cosines import heterogeneous_gradients, release_cosines
 from experiments.studies.rows import Row, pick
 
 KEY = jax.random.key(0)
