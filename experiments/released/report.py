@@ -1,7 +1,6 @@
 """Writes prices, trained models and a figure on the released code."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 from dpoptax.training.bars import Bar
@@ -11,6 +10,7 @@ from experiments.released import decomposition, geodp_digits, tables, tuning
 from experiments.released.noise import settings
 from experiments.released.problems import PROBLEMS, TUNED
 from experiments.released.tuned_tables import tuned_section
+from experiments.run_once import append_lines, read_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +57,9 @@ def write_report(given: ReleasedCode) -> str:
 
 def _prices(path: Path) -> list[list[str]]:
     """Returns the rows of the price table, and adds new ones to the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    found = {row[0]: row for row in map(json.loads, lines)}
+    found = {row[0]: row for row in read_lines(path)}
     missing = [setting for setting in settings() if setting.name not in found]
     for setting in Bar(missing, unit="run", disable=not missing):
-        row = list(tables.price_row(setting))
-        found[setting.name] = row
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        found[setting.name] = list(tables.price_row(setting))
+        append_lines(path, [found[setting.name]])
     return [found[setting.name] for setting in settings()]
