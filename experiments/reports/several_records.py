@@ -4,7 +4,6 @@ All runs take the same number of steps, with the same number of records in an ex
 users as rows, a user is drawn with the probability with which a record would be drawn.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -39,19 +38,6 @@ WAYS = (
 """The ways of protection."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SeveralRecordsArguments:
-    """Prints the noise that protects a person with k records, by the way of protection.
-
-    Attributes:
-        rows: Number of settings.
-        figure: A .png file with a panel for each setting; None draws nothing.
-    """
-
-    rows: int = len(SETTINGS)
-    figure: Path | None = None
-
-
 Noises = dict[int, tuple[float, ...]]
 """For each k, the noise on the mean gradient of each way, relative to that for k = 1.
 
@@ -60,19 +46,24 @@ and C/√k if they are unrelated.
 """
 
 
-def table(given: SeveralRecordsArguments) -> str:
-    """Returns the comparison as Markdown, and draws the figure."""
-    rows, found = [], {}
-    for setting in SETTINGS[: given.rows]:
+def table(*, rows: int = len(SETTINGS), figure: Path | None = None) -> str:
+    """Prints the noise that protects a person with k records, by the way of protection.
+
+    Args:
+        rows: Number of settings.
+        figure: A .png file with a panel for each setting; None draws nothing.
+    """
+    lines, found = [], {}
+    for setting in SETTINGS[:rows]:
         one, found[setting] = _noises(*setting)
         size, batch, steps, epsilon, _ = setting
         told = f"{size:,}", f"{batch:,}", f"{steps:,}", f"{epsilon:g}", f"{one:.3f}"
         for i, way in enumerate(WAYS):
             noises = (f"{found[setting][k][i]:.2f}" for k in RECORDS[1:])
-            rows.append((*(("",) * len(told) if i else told), way, *noises))
-    if given.figure is not None:
-        plot(found, given.figure)
-    return records.markdown_table(HEADER, rows)
+            lines.append((*(("",) * len(told) if i else told), way, *noises))
+    if figure is not None:
+        plot(found, figure)
+    return records.markdown_table(HEADER, lines)
 
 
 def _noises(

