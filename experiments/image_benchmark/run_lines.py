@@ -127,8 +127,8 @@ def read(path: Path) -> list[Line]:
     """
     found = [Line(**line) for line in read_lines(path)]
     for number, line in enumerate(found, 1):
-        priced = line.epsilon is not None and not line.unproven and line.split == "test"
-        if priced and not (line.spent or math.inf) <= line.epsilon:
+        stated = None if line.unproven or line.split != "test" else line.epsilon
+        if stated is not None and not (line.spent or math.inf) <= stated:
             raise ConfigError(
                 f"Line {number} of {path} has spent ε = {line.spent}, but it is listed at ε = "
                 f"{line.epsilon}. Remove it, or write the file again with python -m experiments "

@@ -128,15 +128,14 @@ def train(
     plan = training.make_plan(
         lambda kind: users.sampler(kind, batch_size=settings.batch), settings.steps, epsilon, also
     )
-    adams, clip, part = (
-        {"head": _adam(settings.rate, settings)},
-        dpoptax.l2_clip(settings.clip),
-        None,
-    )
+    rates, bounds, part = {"head": settings.rate}, {"head": settings.clip}, None
     if problem.encoder is not None:
-        adams["lora"] = _adam(settings.lora_rate, settings)
-        clip = dpoptax.per_layer_clip({"head": settings.clip, "lora": settings.lora_clip})
+        rates["lora"], bounds["lora"] = settings.lora_rate, settings.lora_clip
         part = min(_PART, settings.batch)
+    adams = {
+        name: optax.adam(optax.cosine_decay_schedule(rate, settings.steps))
+        for name, rate in rates.items()
+    }
     return training.train(
         problem.logits,
         start,
@@ -146,10 +145,6 @@ def train(
         frozen=problem.frozen,
         users=users,
         optimizer=optax.partition(adams, {name: name for name in start}),
-        clip=clip,
+        clip=dpoptax.per_layer_clip(bounds),
         microbatch_size=part,
     )
-
-
-def _adam(rate: float, settings: Settings) -> optax.GradientTransformation:
-    return optax.adam(optax.cosine_decay_schedule(rate, settings.steps))
