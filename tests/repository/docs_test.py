@@ -78,7 +78,7 @@ def _text(name):
     page, _, heading = name.partition("#")
     text = (DOCS / page).read_text("utf-8")
     if heading:
-        sections = re.findall(r"^## (.*)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+        sections = re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
         assert "```python" in dict(sections)[heading]
         needed = (
             body for own, body in sections if own == heading or f"{page}#{own}" not in PACKAGES
