@@ -74,16 +74,7 @@ def main(options: Compilation) -> str:
         rows += [_row(model, name, each, best["non-private"]) for name, each in best.items()]
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(found, indent=1))
-    header = [
-        "model",
-        "step",
-        "trace, s",
-        "XLA, s",
-        "ratio",
-        "equations",
-        "instructions",
-        "fusions",
-    ]
+    header = "model", "step", "trace, s", "XLA, s", "ratio", "equations", "instructions", "fusions"
     return markdown_table(header, rows)
 
 

@@ -14,9 +14,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator
 
+from dpoptax.training.run.records import markdown_table
+
 HEADER = (
-    "| | ms/step | quartiles | ratio | interval | compile s | peak MB | memory ratio |\n"
-    "|---|---:|---:|---:|---:|---:|---:|---:|"
+    *("", "ms/step", "quartiles", "ratio", "interval", "compile s", "peak MB"),
+    "memory ratio",
 )
 
 
@@ -45,7 +47,7 @@ def to_markdown(results, facts: dict) -> str:
         baselines = {result.baseline for result in group if result.baseline}
         title = f"{cell.sweep} sweep: {cell}" if cell.sweep else str(cell)
         parts.append(f"### {title}\n\nRatios to: {'; '.join(sorted(baselines)) or 'none'}.\n")
-        parts.append("\n".join([HEADER, *map(_row, group)]) + "\n")
+        parts.append(markdown_table(HEADER, map(_row, group)) + "\n")
     return "\n".join(parts)
 
 
@@ -64,13 +66,9 @@ def _summary(results):
             found[cell, f"{variant}, default size"] = _ratio(result)
         else:
             found.setdefault((cell, variant.step), _ratio(result))
-    names = list(dict.fromkeys(name for _, name in found))
-    lines = ["| time, ratio to non-private | " + " | ".join(cells) + " |"]
-    lines.append("|---|" + "---:|" * len(cells))
-    for name in names:
-        ratios = [found.get((cell, name), "") for cell in cells]
-        lines.append(f"| {name} | " + " | ".join(ratios) + " |")
-    return "\n".join(lines) + "\n"
+    names = dict.fromkeys(name for _, name in found)
+    rows = [(name, *(found.get((cell, name), "") for cell in cells)) for name in names]
+    return markdown_table(("time, ratio to non-private", *cells), rows) + "\n"
 
 
 def _ratio(result):
@@ -80,15 +78,13 @@ def _ratio(result):
 def _row(result):
     name = str(result.variant)
     if result.error is not None:
-        return f"| {name} | failed: {result.error.replace('|', '/')} | | | | | | |"
+        return (name, f"failed: {result.error.replace('|', '/')}", *[""] * 6)
     low, high = result.quartiles
     seconds = "" if result.compile_seconds is None else f"{result.compile_seconds:.1f}"
     memory = f"{result.memory_ratio:.2f}" if result.memory_ratio else "–"
     interval = "–" if result.interval is None else "{:.2f}–{:.2f}".format(*result.interval)
-    return (
-        f"| {name} | {result.median:.2f} | {low:.2f}–{high:.2f} | {_ratio(result)} | {interval} | "
-        f"{seconds} | {result.peak_mb:.0f} | {memory} |"
-    )
+    times = f"{result.median:.2f}", f"{low:.2f}–{high:.2f}", _ratio(result), interval
+    return (name, *times, seconds, f"{result.peak_mb:.0f}", memory)
 
 
 def draw_ratios(groups, path: Path) -> None:
@@ -167,12 +163,8 @@ def _color(variant):
 def _by_cell(results):
     groups: dict[tuple, list] = {}
     for result in results:
-        groups.setdefault(_key(result.cell), []).append(result)
+        groups.setdefault((result.cell.sweep, str(result.cell)), []).append(result)
     return [(group[0].cell, group) for group in groups.values()]
-
-
-def _key(cell):
-    return cell.sweep, str(cell)
 
 
 def machine_facts() -> dict:

@@ -40,7 +40,7 @@ def main(chosen: ThirdParty) -> str:
     rows = []
     for name in chosen.models:
         cell = Cell(name, chosen.batch_size)
-        results = measure(cell, [plain, private], pythons(None), chosen.budget, _silent)
+        results = measure(cell, [plain, private], pythons(None), chosen.budget, lambda text: None)
         rows.append(_row(name, *results))
         print(" | ".join(rows[-1]), flush=True)
     return markdown_table(HEADER, rows)
@@ -72,7 +72,3 @@ def _row(name: str, plain: Result, private: Result) -> tuple[str, ...]:
     memory = (f"{result.facts['temporary_mb']:.1f}" for result in (plain, private))
     times = (f"{result.median:.1f}" for result in (plain, private))
     return (name, f"{parameters:,}", *times, f"{private.ratio:.2f}", *compiled, *memory)
-
-
-def _silent(text: str) -> None:
-    del text

@@ -100,8 +100,6 @@ class Doppler(Method):
     """Feedback coefficients a_1, a_2, ... of that filter, without a_0 = 1."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the bias-corrected filter."""
-        del stddev
         return dpoptax.doppler(*coefficients(self))
 
 
@@ -121,8 +119,6 @@ class Disk(Method):
     weights of the filter, which corresponds to 1 - kappa."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the gradient points and the filter."""
-        del stddev
         return dpoptax.disk(self.kappa, self.gamma, filter_gain=self.filter_gain)
 
 
@@ -144,8 +140,6 @@ class PMLF(Method):
     """Feedback coefficients a_1, a_2, ... of that filter, without a_0 = 1."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the gradient points and the bias-corrected filter."""
-        del stddev
         return dpoptax.pmlf(self.length, self.beta, *coefficients(self))
 
 
@@ -161,7 +155,6 @@ class AdaptiveKalman(Method):
     """Whether each array of parameters has its own gain."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the filter for this noise."""
         return dpoptax.adaptive_kalman(stddev, decay=self.decay, per_leaf=self.per_leaf)
 
 
@@ -190,7 +183,6 @@ class AdaptiveClip(Method):
     """Fraction of the privacy cost spent on the count, in (0, 1)."""
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        """Returns the geometry, whichever clip the config names."""
         return dpoptax.contrib.adaptive_clip(
             l2_clip_norm,
             quantile=self.quantile,
@@ -217,11 +209,9 @@ class CorrelatedNoise(Doppler):
 
     @property
     def cycle_length(self) -> int:
-        """Number of bands. No example takes part twice within so many steps."""
         return self.bands
 
     def strategy(self, steps: int) -> Strategy:
-        """Returns the strategy with the least error of the sum of all gradients."""
         try:
             return _optimal_strategy(steps, self.bands)
         except ImportError as error:
@@ -242,12 +232,9 @@ class LPAdam(Doppler):
     """Rank of GaLore's projection of each matrix. None: no projection."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the identity, because Adam contains the filter."""
-        del stddev
         return optax.identity()
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Returns Adam, in the projected space if `rank` is given."""
         known = stddev if self.noise_corrected else 0.0
         adam = dpoptax.extend.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
         if self.rank is None:
@@ -270,11 +257,9 @@ class GeoDP(Method):
     """Factor of the noise on the angles, in (0, 1]."""
 
     def noise(self, **release: Any) -> optax.GradientTransformation:
-        """Returns Algorithm 1 of the paper, which `dpoptax.accounting` rejects."""
         return dpoptax.contrib.geodp(self.beta, **release)
 
     def unproven(self) -> str:
-        """Returns the reason that is also in its ledger."""
         # Imported here, as `dpoptax` does, because configs need no contributed methods.
         from dpoptax.contrib._geodp import UNPROVEN
 
@@ -301,7 +286,6 @@ class Augmented(Method):
     """Whether to mirror each copy left to right with probability 1/2."""
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the mean loss over the copies."""
         augment = shifted(self.shift, mirrored=self.mirrored)
         if self.flip:
             augment = flipped(augment)
@@ -322,8 +306,6 @@ class InnerOuter(Method):
     """Outer momentum, in [0, 1)."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the gradient points and the momentum."""
-        del stddev
         return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
 
 
@@ -339,7 +321,6 @@ class AdaptiveFir(Method):
     """Decay of the running means that estimate the gradients' correlation, in [0, 1)."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Returns the filter, which uses the noise's standard deviation."""
         return dpoptax.contrib.adaptive_fir(self.length, stddev, decay=self.decay)
 
 
@@ -355,7 +336,6 @@ class HypersphericalClip(Method):
     """Share of the magnitude in the bounded vector, in (0, 1)."""
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        """Returns the geometry, whichever clip the config names."""
         return dpoptax.contrib.hyperspherical_clip(
             l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
         )
@@ -382,7 +362,6 @@ class AdamBC(Method):
     """Smallest denominator. None: the level of the second moment from noise alone."""
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Returns this Adam, whichever optimizer the config names."""
         momentum = (1.0 - self.b1,), (-self.b1,)
         return dpoptax.extend.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
 
@@ -397,8 +376,6 @@ class SignSGD(Method):
     """Decay of the momentum before the sign, in [0, 1)."""
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Returns momentum and sign, whichever optimizer the config names."""
-        del stddev
         return optax.chain(optax.ema(self.decay), optax.scale_by_sign())
 
 
@@ -412,6 +389,4 @@ class NormalizedSteps(Method):
     """Decay of the running mean before the normalization, in [0, 1)."""
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Returns running mean and normalization, whichever optimizer the config names."""
-        del stddev
         return optax.chain(optax.ema(self.decay), optax.normalize_by_update_norm())

@@ -1,6 +1,5 @@
 """Measures what the clipping bound does to the predictions of a rare class."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -31,19 +30,6 @@ _ABOUT = (
     "prediction* that of the test data in percent. *Shift* is added to all logits to make it the "
     "rate of the test data, and *shifted* is the log loss after that.\n"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class RareClassArguments:
-    """Measures what the clipping bound does to the predictions of a rare class.
-
-    Attributes:
-        data_dir: Folder with MNIST. None: only the data sets that need no folder.
-        seeds: Number of runs of each row.
-    """
-
-    data_dir: Path | None = None
-    seeds: int = 5
 
 
 def synthetic(rng: np.random.Generator) -> tuple[Columns, Columns]:
@@ -173,14 +159,19 @@ def section(title: str, split: Callable[..., Any], batch_size: int, steps: int, 
     return text
 
 
-def rare_class_page(given: RareClassArguments) -> str:
-    """Trains on all data sets and returns the page."""
-    page = _ABOUT + section("Synthetic", synthetic, 800, 200, given.seeds)
-    page += section("Digits, eights", digits, 250, 100, given.seeds)
-    if given.data_dir is not None:
-        data = load_mnist(given.data_dir, "mnist", ("mnist", "MNIST/raw"))
+def rare_class_page(*, data_dir: Path | None = None, seeds: int = 5) -> str:
+    """Measures what the clipping bound does to the predictions of a rare class.
+
+    Args:
+        data_dir: Folder with MNIST. None: only the data sets that need no folder.
+        seeds: Number of runs of each row.
+    """
+    page = _ABOUT + section("Synthetic", synthetic, 800, 200, seeds)
+    page += section("Digits, eights", digits, 250, 100, seeds)
+    if data_dir is not None:
+        data = load_mnist(data_dir, "mnist", ("mnist", "MNIST/raw"))
         parts = [
             (np.asarray(p["inputs"]), np.asarray(p["labels"])) for p in (data.train, data.test)
         ]
-        page += section("MNIST, eights", functools.partial(mnist, parts), 1000, 200, given.seeds)
+        page += section("MNIST, eights", functools.partial(mnist, parts), 1000, 200, seeds)
     return page

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,18 @@ def record_once(
     begun = time.monotonic()
     record = {**fields, **run()}
     record.setdefault("seconds", round(time.monotonic() - begun, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    append_lines(path, [record])
     return record
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def append_lines(path: Path, records: Iterable[Any]) -> None:
+    """Adds records to a file, which may be missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def read_lines(path: Path) -> list[Any]:
     """Returns the records of a file, none if it is missing."""
     if not path.is_file():
         return []

@@ -1,7 +1,6 @@
 """Measures the classifiers of the page on a table of customers, by the code of the page itself."""
 
 import contextlib
-import dataclasses
 import io
 import re
 import warnings
@@ -25,17 +24,6 @@ _HEADS = ("classifier", "AUC", "log loss", "mean prediction", "calibration error
 _FORMATS = ((3, 1), (4, 1), (2, 100), (2, 100))  # digits and factor
 
 
-@dataclasses.dataclass(frozen=True)
-class TabularArguments:
-    """Measures the classifiers of the page on a table of customers.
-
-    Attributes:
-        seeds: Number of runs.
-    """
-
-    seeds: int = 5
-
-
 def run_page(seed: int) -> dict[str, Any]:
     """Runs the code of the page down to its comparison, and returns its variables."""
     code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
@@ -49,9 +37,13 @@ def run_page(seed: int) -> dict[str, Any]:
     raise ValueError(f"{PAGE} must compute `scores`.")
 
 
-def tabular_page(given: TabularArguments) -> str:
-    """Trains for all seeds and returns the page."""
-    runs = [run_page(seed) for seed in Bar(range(given.seeds), "tabular", leave=False)]
+def tabular_page(*, seeds: int = 5) -> str:
+    """Measures the classifiers of the page on a table of customers.
+
+    Args:
+        seeds: Number of runs.
+    """
+    runs = [run_page(seed) for seed in Bar(range(seeds), "tabular", leave=False)]
     rows = [
         (name, *map(_cell, np.transpose([run["scores"][name] for run in runs]), _FORMATS))
         for name in runs[0]["scores"]

@@ -1,7 +1,6 @@
 """Tests and measures dpoptax on one GPU, within a time limit and without a network.
 
-    python -m benchmarks.gpu --bundle DIR          # here: wheels for a machine without an index
-    python -m benchmarks.gpu --minutes 9 --out DIR # there
+    python -m benchmarks.gpu --minutes 9 --out DIR
 
 Writes DIR/results.json after each case, and DIR/log.txt. Cases for which too little time is left
 are skipped, and a case that fails is recorded with its error.
@@ -26,7 +25,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--bundle", type=Path, metavar="DIR", help="collect wheels and end")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
@@ -35,11 +33,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--ahead", action="store_true", help="compile all steps first")
     parser.add_argument("--small", action="store_true", help="tiny sizes, for a test on CPU")
     given = parser.parse_args(arguments)
-    if given.bundle:
-        from benchmarks.gpu.bundle import collect
-
-        collect(given.bundle)
-        return {}
     # For peaks of memory, and for torch in a separate process.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.correctness import MODES
+from dpoptax.training.run.records import markdown_table
 
 # Columns of the table of correctness, by the mode of an attack.
 _MOVE = "largest move / C"
+_RATIOS = ("time ratio", "memory ratio")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,30 +85,17 @@ def _steps(steps: dict[str, Any]) -> str:
             ratios = [f"{x[key]:.2f}" if key in x else "" for key in _RATIOS]
             rows.append([name, contender, _short(x["ms"]), *ratios, f"{x['compile s']:.0f}"])
             name = ""
-    header = ["network", "step", "ms", "time ratio", "memory ratio", "compile, s"]
-    return _table(header, rows, numbers=4)
-
-
-_RATIOS = ("time ratio", "memory ratio")
+    return _table(["network", "step", "ms", *_RATIOS, "compile, s"], rows)
 
 
 def _short(x: Any) -> str:
-    return (
-        f"{x:.3g}"
-        if isinstance(x, float) and x < 100
-        else f"{x:.0f}"
-        if isinstance(x, float)
-        else str(x)
-    )
+    if not isinstance(x, float):
+        return str(x)
+    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
 
 
-def _table(header: list[str], rows: list[list[Any]], numbers: int = 0) -> str:
-    """Returns a table whose last `numbers` columns are aligned to the right."""
-    rules = [":--"] * (len(header) - numbers) + ["--:"] * numbers
-    lines = [header, rules, *([str(x) for x in row] for row in rows)]
-    return "\n".join(
-        f"|{'|'.join(line)}|" if line is rules else f"| {' | '.join(line)} |" for line in lines
-    )
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    return markdown_table(header, [[str(x) for x in row] for row in rows])
 
 
 if __name__ == "__main__":

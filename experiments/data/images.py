@@ -12,8 +12,8 @@ import numpy as np
 
 from dpoptax.training import ConfigError, Dataset, Split
 from experiments.data import formats
-from experiments.data.folders import scaled_colors
-from experiments.data.published_data import PublishedDataset, register
+from experiments.data.imagenet import scaled_colors
+from experiments.data.published_data import PUBLISHED, PublishedDataset
 
 
 def load_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> Dataset:
@@ -123,11 +123,10 @@ for _name, _folders in (
 ):
     _load = functools.partial(load_mnist, name=_name, folders=_folders)
     _find: Callable[[Path], object] = functools.partial(find_mnist, name=_name, folders=_folders)
-    register(_name, PublishedDataset(_load, 60_000, (28, 28, 1), 10, find=_find))
+    PUBLISHED[_name] = PublishedDataset(_load, 60_000, (28, 28, 1), 10, find=_find)
 for _classes in (10, 100):
     _load = functools.partial(load_cifar, num_classes=_classes)
     _find = functools.partial(find_cifar, num_classes=_classes)
-    register(
-        f"cifar{_classes}",
-        PublishedDataset(_load, 50_000, formats.CIFAR_SHAPE, _classes, find=_find),
+    PUBLISHED[f"cifar{_classes}"] = PublishedDataset(
+        _load, 50_000, formats.CIFAR_SHAPE, _classes, find=_find
     )

@@ -77,11 +77,6 @@ PUBLISHED: dict[str, PublishedDataset] = {}
 """All published data sets by name."""
 
 
-def register(name: str, dataset: PublishedDataset) -> None:
-    """Adds a data set."""
-    PUBLISHED[name] = dataset
-
-
 @dataclasses.dataclass(frozen=True)
 class PublishedSpec:
     """Specifies a published data set or the digits. It is hashable, so that data are read once.

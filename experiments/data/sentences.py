@@ -16,7 +16,7 @@ import numpy as np
 
 from dpoptax.training import Dataset, Split
 from experiments.data.formats import damaged, find, members, missing
-from experiments.data.published_data import PublishedDataset, register
+from experiments.data.published_data import PUBLISHED, PublishedDataset
 from experiments.data.tokens import Tokens
 
 ENTAILMENT = ("entailment", "not_entailment")
@@ -233,15 +233,12 @@ def _text(path: Path) -> str:
 
 
 for _name, _task in GLUE.items():
-    register(
-        _name,
-        PublishedDataset(
-            functools.partial(load_glue, name=_name),
-            _task.train_size,
-            num_classes=len(_task.labels),
-            kind="sentences",
-            find=functools.partial(find_glue, name=_name),
-        ),
+    PUBLISHED[_name] = PublishedDataset(
+        functools.partial(load_glue, name=_name),
+        _task.train_size,
+        num_classes=len(_task.labels),
+        kind="sentences",
+        find=functools.partial(find_glue, name=_name),
     )
-register("e2e", PublishedDataset(load_e2e, 42_061, kind="generation", find=find_e2e))
-register("dart", PublishedDataset(load_dart, 62_659, kind="generation", find=find_dart))
+PUBLISHED["e2e"] = PublishedDataset(load_e2e, 42_061, kind="generation", find=find_e2e)
+PUBLISHED["dart"] = PublishedDataset(load_dart, 62_659, kind="generation", find=find_dart)

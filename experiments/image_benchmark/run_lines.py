@@ -1,9 +1,7 @@
 """Stores comparisons as lines of JSON, one per run, small enough for a repository."""
 
 import dataclasses
-import json
 import math
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from dpoptax.training import ConfigError
 from dpoptax.training.run import records
 from experiments.config import ExperimentConfig
+from experiments.run_once import append_lines, read_lines
 
 _APART = {"learning_rate", "seed", "epsilon", "delta", "data_dir"}
 _IDLE = {"checkpoint_every", "keep_checkpoints", "eval_every", "microbatch_size"}
@@ -52,13 +51,6 @@ class Line:
     seconds: float | None
     versions: dict[str, str]
     code: str
-
-
-_TYPES = {
-    name: dict if typing.get_origin(kind) is dict else kind
-    for name, kind in typing.get_type_hints(Line).items()
-}
-"""Types of the attributes of a line, for `isinstance`."""
 
 
 def comparison_lines(results: Mapping[str, Any]) -> list[Line]:
@@ -120,37 +112,26 @@ def _common(name: str, results: Mapping[str, Any], run: Mapping[str, Any]) -> di
 
 def append(path: Path, lines: Iterable[Line]) -> None:
     """Appends the lines that the file does not have yet."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    known = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
-    with open(path, "a", encoding="utf-8") as file:
-        for text in dict.fromkeys(records.to_json(line) for line in lines):
-            if text not in known:
-                file.write(text + "\n")
+    known = read_lines(path)
+    for line in map(records.plain, lines):
+        if line not in known:
+            known.append(line)
+            append_lines(path, [line])
 
 
 def read(path: Path) -> list[Line]:
     """Reads the lines of a file.
 
     Raises:
-        ConfigError: A line is not a record. The message gives its number.
+        ConfigError: A run has spent more than the ε at which it is listed.
     """
-    found = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            values = json.loads(text)
-            if not (isinstance(values, dict) and values.keys() == _TYPES.keys()):
-                raise ValueError(f"its fields are not {', '.join(_TYPES)}")
-            wrong = [n for n, kind in _TYPES.items() if not isinstance(values[n], kind)]
-            if wrong:
-                raise ValueError(f"{', '.join(wrong)} have another type")
-            stated, spent = values["epsilon"], values["spent"]
-            priced = stated is not None and not values["unproven"] and values["split"] == "test"
-            if priced and not (spent or math.inf) <= stated:
-                raise ValueError(f"it has spent ε = {spent}, but it is listed at ε = {stated}")
-        except ValueError as error:
+    found = [Line(**line) for line in read_lines(path)]
+    for number, line in enumerate(found, 1):
+        stated = None if line.unproven or line.split != "test" else line.epsilon
+        if stated is not None and not (line.spent or math.inf) <= stated:
             raise ConfigError(
-                f"Line {number} of {path} is not a record of a run: {error}. Remove the line, or "
-                "write the file again with python -m experiments record."
-            ) from error
-        found.append(Line(**values))
+                f"Line {number} of {path} has spent ε = {line.spent}, but it is listed at ε = "
+                f"{line.epsilon}. Remove it, or write the file again with python -m experiments "
+                "record."
+            )
     return found

@@ -107,9 +107,6 @@ class BertEncoder(_Encoder):
     """BERT without a head: the normalized mean over its tokens (Devlin et al., 2019).
 
     The defaults are those of all-MiniLM-L6-v2, an encoder of sentences.
-
-    Attributes:
-        first: Number of the first layer that runs. Above 0, inputs are features of tokens.
     """
 
     vocab_size: int = 30_522
@@ -120,24 +117,13 @@ class BertEncoder(_Encoder):
     types: int = 2
     padding: int = 0
     epsilon: float = 1e-12
-    first: int = 0
 
     @nn.compact
-    def __call__(self, inputs: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """Returns features (width,) of Euclidean norm 1.
-
-        Args:
-            inputs: One row of tokens (length,), or the features (length, width) that enter layer
-                `first`.
-            used: Mask (length,) of tokens other than padding. Required with features.
-        """
-        hidden = inputs
-        if not self.first:
-            used = inputs != self.padding
-            hidden = self.embedded(inputs, jnp.arange(len(inputs)))
-        assert used is not None
-        hidden = run_layers(self, hidden, used, norm_first=False, first=self.first)
-        return mean_of_tokens(hidden, used)
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns features (width,) of Euclidean norm 1 of one row of tokens (length,)."""
+        used = inputs != self.padding
+        hidden = self.embedded(inputs, jnp.arange(len(inputs)))
+        return mean_of_tokens(run_layers(self, hidden, used, norm_first=False), used)
 
 
 def mean_of_tokens(hidden: jax.Array, used: jax.Array) -> jax.Array:

@@ -154,7 +154,6 @@ def run_layers(
     *,
     norm_first: bool,
     joint: bool = False,
-    first: int = 0,
 ) -> jax.Array:
     """Runs the layers of a model from within its call, and sows inputs and outputs.
 
@@ -165,14 +164,13 @@ def run_layers(
         seen: Mask of visible keys, (keys,), or for each query, (length, keys).
         norm_first: Whether to normalize the input of a part instead of its sum with the output.
         joint: Whether one projection computes queries, keys and values.
-        first: Number of the first layer. Layers below it are left out.
 
     Returns:
         The features after the last layer.
     """
     model.sow("intermediates", "hidden", hidden)
     fields = (model.heads, model.hidden, model.epsilon, model.activation, model.lora)
-    for i in range(first, model.depth):
+    for i in range(model.depth):
         hidden = _Layer(*fields, norm_first, joint, name=f"layer_{i}")(hidden, seen)
         model.sow("intermediates", "hidden", hidden)
     return hidden

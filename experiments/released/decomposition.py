@@ -1,9 +1,7 @@
 """Trains released and printed update rules, and DP-SGD of equal step length."""
 
-import dataclasses
 import functools
 import itertools
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +15,7 @@ from experiments.released import rules
 from experiments.released.linear_model import Data, Training, load
 from experiments.released.problems import Problem
 from experiments.released.rules import Average, LowPass, Rule
+from experiments.run_once import append_lines, read_lines
 
 FILTER = functools.partial(LowPass, (0.1,), (-0.9,))
 GAIN = functools.partial(LowPass, (0.1,), (-0.9,), "first")
@@ -112,8 +111,7 @@ def _noise_share(kappa: float, gamma: float) -> float:
     return abs(1 - c) / (math.hypot(c, 1 - c) * (abs(c) + abs(1 - c)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One run.
 
     Attributes:
@@ -141,9 +139,7 @@ class Record:
 
 def read(path: Path) -> list[Record]:
     """Returns the records of a file, none if it does not exist."""
-    if not path.is_file():
-        return []
-    return [Record(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Record(**line) for line in read_lines(path)]
 
 
 def compare(problem: Problem, data_dir: Path, output: Path, *, seeds: int = 5) -> list[Record]:
@@ -153,15 +149,13 @@ def compare(problem: Problem, data_dir: Path, output: Path, *, seeds: int = 5) -
     """
     found = read(output)
     done = {(record.comparison, record.stated_epsilon, record.seed) for record in found}
-    output.parent.mkdir(parents=True, exist_ok=True)
     every = itertools.product(comparisons(problem), problem.epsilons, range(seeds))
     planned = [run for run in every if run not in done]
     data = load(problem.data(data_dir)) if planned else None
     for name, epsilon, seed in Bar(planned, unit="seed", disable=not planned):
         assert data is not None
         new = _train(problem, name, epsilon, data, seed)
-        with open(output, "a", encoding="utf-8") as file:
-            file.writelines(records.to_json(record) + "\n" for record in new)
+        append_lines(output, (record._asdict() for record in new))
         found += new
     return found
 

@@ -1,7 +1,5 @@
 """Writes prices, trained models and a figure on the released code."""
 
-import dataclasses
-import json
 from pathlib import Path
 
 from dpoptax.training.bars import Bar
@@ -11,44 +9,37 @@ from experiments.released import decomposition, geodp_digits, tables, tuning
 from experiments.released.noise import settings
 from experiments.released.problems import PROBLEMS, TUNED
 from experiments.released.tuned_tables import tuned_section
+from experiments.run_once import append_lines, read_lines
 
 
-@dataclasses.dataclass(frozen=True)
-class ReleasedCode:
+def write_report(
+    *,
+    data_dir: Path | None = None,
+    folder: Path = Path("experiments/results/released-code"),
+    seeds: int = 5,
+) -> str:
     """Measures and prices the papers' released update rules, and trains with them.
 
-    Attributes:
+    Args:
         data_dir: Folder with MNIST and CIFAR-10. Without it, only the table of prices is printed.
         folder: Folder of the records. Finished work in it is not repeated. The page is next to it.
         seeds: Number of repetitions.
     """
-
-    data_dir: Path | None = None
-    folder: Path = Path("experiments/results/released-code")
-    seeds: int = 5
-
-
-def write_report(given: ReleasedCode) -> str:
-    """Returns the table of prices; with data, writes the page and returns its path."""
-    check_count("seeds", given.seeds)
-    prices = _prices(given.folder / "prices.jsonl")
-    if given.data_dir is None:
+    check_count("seeds", seeds)
+    prices = _prices(folder / "prices.jsonl")
+    if data_dir is None:
         return markdown_table(tables.PRICE_HEADER, prices)
     runs = {
-        name: decomposition.compare(
-            problem, given.data_dir, given.folder / f"{name}.jsonl", seeds=given.seeds
-        )
+        name: decomposition.compare(problem, data_dir, folder / f"{name}.jsonl", seeds=seeds)
         for name, problem in PROBLEMS.items()
     }
     tuned = {
-        problem.title: tuning.tune(
-            problem, given.data_dir, given.folder / f"{name}.jsonl", seeds=given.seeds
-        )
+        problem.title: tuning.tune(problem, data_dir, folder / f"{name}.jsonl", seeds=seeds)
         for name, problem in TUNED.items()
     }
-    tuned["digits"] = tuning.read(given.folder / "normalized-digits.jsonl")
-    text = tables.page(runs, prices, geodp_digits.rows(given.data_dir)) + tuned_section(tuned)
-    page, figure = given.folder.with_suffix(".md"), given.folder / "parts.png"
+    tuned["digits"] = tuning.read(folder / "normalized-digits.jsonl")
+    text = tables.page(runs, prices, geodp_digits.rows(data_dir)) + tuned_section(tuned)
+    page, figure = folder.with_suffix(".md"), folder / "parts.png"
     page.write_text(text, encoding="utf-8")
     tables.draw(tables.shown_in_figure(runs), figure)
     shrink(figure, figure)
@@ -57,13 +48,9 @@ def write_report(given: ReleasedCode) -> str:
 
 def _prices(path: Path) -> list[list[str]]:
     """Returns the rows of the price table, and adds new ones to the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    found = {row[0]: row for row in map(json.loads, lines)}
+    found = {row[0]: row for row in read_lines(path)}
     missing = [setting for setting in settings() if setting.name not in found]
     for setting in Bar(missing, unit="run", disable=not missing):
-        row = list(tables.price_row(setting))
-        found[setting.name] = row
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        found[setting.name] = list(tables.price_row(setting))
+        append_lines(path, [found[setting.name]])
     return [found[setting.name] for setting in settings()]

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from experiments.released.decomposition import calibrate
 from experiments.released.linear_model import Data, Training, load
 from experiments.released.problems import Problem
 from experiments.released.rules import Array, LowPass, Rule
+from experiments.run_once import append_lines, read_lines
 
 BATCH_SIZE, STEPS, STABILIZER, RATES = 1024, 120, 0.01, 12
 HELD_OUT = 0.2
@@ -84,10 +84,7 @@ class Run(NamedTuple):
 
 def read(path: Path) -> list[Run]:
     """Returns the runs of a file, also of one that `record` wrote; none if it does not exist."""
-    if not path.is_file():
-        return []
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [Run(**{name: line[name] for name in Run._fields}) for line in lines]
+    return [Run(**{name: line[name] for name in Run._fields}) for line in read_lines(path)]
 
 
 def tune(problem: Problem, data_dir: Path, output: Path, *, seeds: int = 5) -> list[Run]:
@@ -102,9 +99,7 @@ def tune(problem: Problem, data_dir: Path, output: Path, *, seeds: int = 5) -> l
         assert data is not None
         new = _tune(problem, data, epsilon, seeds)
         versions = records.versions()
-        with open(output, "a", encoding="utf-8") as file:
-            for run in new:
-                file.write(json.dumps({**run._asdict(), "versions": versions}) + "\n")
+        append_lines(output, ({**run._asdict(), "versions": versions} for run in new))
         found += new
     return found
 

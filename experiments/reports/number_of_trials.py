@@ -4,7 +4,6 @@ A setting is good if it is in the best tenth. K trials try one with probability 
 φ(s) = E[s^K].
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -20,20 +19,13 @@ EPSILON, DELTA, GOOD = 3.0, 1e-5, 0.1
 HEADER = ("chance", "number of trials", "mean", "σ of a trial / σ of one run", "ε of a trial")
 
 
-@dataclasses.dataclass(frozen=True)
-class NumberOfTrialsArguments:
-    """Prints the noise of a trial by distribution of the number of trials.
+def table(*, chances: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)) -> str:
+    """Prints the least noise of a trial by distribution of the number of trials.
 
-    Attributes:
+    Args:
         chances: Probabilities to try a setting in the best tenth.
     """
-
-    chances: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
-
-
-def table(given: NumberOfTrialsArguments) -> str:
-    """Returns the least noise of a Gaussian trial whose selection costs ε, as Markdown."""
-    return records.markdown_table(HEADER, list(_rows(given.chances)))
+    return records.markdown_table(HEADER, list(_rows(chances)))
 
 
 def chance(mean: float, distribution: str) -> float:

@@ -1,6 +1,5 @@
 """Compares prices: random allocation, tuning and several records of one person."""
 
-import dataclasses
 from collections.abc import Iterator
 
 from tqdm import tqdm
@@ -31,20 +30,13 @@ HEADER = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class SavingsArguments:
+def table(*, rows: int = len(SETTINGS)) -> str:
     """Prints σ or ε of several settings by an earlier theorem and by dpoptax.
 
-    Attributes:
+    Args:
         rows: Number of settings.
     """
-
-    rows: int = len(SETTINGS)
-
-
-def table(given: SavingsArguments) -> str:
-    """Returns the comparison as Markdown."""
-    chosen = tqdm(SETTINGS[: given.rows], unit="setting", leave=False)
+    chosen = tqdm(SETTINGS[:rows], unit="setting", leave=False)
     return records.markdown_table(HEADER, [tuple(_row(*setting)) for setting in chosen])
 
 

@@ -4,12 +4,10 @@ All runs take the same number of steps, with the same number of records in an ex
 users as rows, a user is drawn with the probability with which a record would be drawn.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 from scipy import optimize
@@ -30,78 +28,52 @@ SETTINGS = (
 """N, B, T, ε and δ. ε is that of the person with k records."""
 RECORDS = (1, 2, 4, 8, 16)
 HEADER = ("N", "B", "T", "ε", "σ for k = 1", "protection", *(f"k = {k}" for k in RECORDS[1:]))
-NAMES = {
-    "group": "examples, group privacy",
-    "records": "examples, `for_records(k)`",
-    "users": "users, all have k, alike",
-    "unrelated": "users, all have k, unrelated",
-    "few": "users, few have k",
-}
+WAYS = (
+    "examples, group privacy",
+    "examples, `for_records(k)`",
+    "users, all have k, alike",
+    "users, all have k, unrelated",
+    "users, few have k",
+)
 """The ways of protection."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SeveralRecordsArguments:
+Noises = dict[int, tuple[float, ...]]
+"""For each k, the noise on the mean gradient of each way, relative to that for k = 1.
+
+With users as rows, the bound of a user is C if the records are alike or if few users have several,
+and C/√k if they are unrelated.
+"""
+
+
+def table(*, rows: int = len(SETTINGS), figure: Path | None = None) -> str:
     """Prints the noise that protects a person with k records, by the way of protection.
 
-    Attributes:
+    Args:
         rows: Number of settings.
         figure: A .png file with a panel for each setting; None draws nothing.
     """
-
-    rows: int = len(SETTINGS)
-    figure: Path | None = None
-
-
-class Noise(NamedTuple):
-    """Holds the noise on the mean gradient, relative to `one`.
-
-    Attributes:
-      one: σ of records in batches that protects one record.
-      group: records in batches, by group privacy.
-      records: records in batches, by `for_records`.
-      users: users in batches, all with k records, and the bound C of a record.
-      unrelated: the same with C/√k.
-      few: users in batches, nearly all with a single record, and the bound C.
-    """
-
-    one: float
-    group: float
-    records: float
-    users: float
-    unrelated: float
-    few: float
+    lines, found = [], {}
+    for setting in SETTINGS[:rows]:
+        one, found[setting] = _noises(*setting)
+        size, batch, steps, epsilon, _ = setting
+        told = f"{size:,}", f"{batch:,}", f"{steps:,}", f"{epsilon:g}", f"{one:.3f}"
+        for i, way in enumerate(WAYS):
+            noises = (f"{found[setting][k][i]:.2f}" for k in RECORDS[1:])
+            lines.append((*(("",) * len(told) if i else told), way, *noises))
+    if figure is not None:
+        plot(found, figure)
+    return records.markdown_table(HEADER, lines)
 
 
-def table(given: SeveralRecordsArguments) -> str:
-    """Returns the comparison as Markdown, and draws the figure."""
-    found = {setting: _noises(*setting) for setting in SETTINGS[: given.rows]}
-    if given.figure is not None:
-        plot(found, given.figure)
-    rows = [row for setting, noises in found.items() for row in _rows(setting, noises)]
-    return records.markdown_table(HEADER, rows)
+def _noises(
+    size: int, batch: int, steps: int, epsilon: float, delta: float
+) -> tuple[float, Noises]:
+    """Returns σ for k = 1, and the noise of each k."""
 
-
-def _rows(setting: tuple, noises: dict[int, Noise]) -> Iterator[tuple[str, ...]]:
-    """Returns a row for each way of protection."""
-    size, batch, steps, epsilon, _ = setting
-    given: tuple[str, ...] = (
-        f"{size:,}",
-        f"{batch:,}",
-        f"{steps:,}",
-        f"{epsilon:g}",
-        f"{noises[1].one:.3f}",
-    )
-    for name, text in NAMES.items():
-        yield (*given, text, *(f"{getattr(noises[k], name):.2f}" for k in RECORDS[1:]))
-        given = ("",) * len(given)
-
-
-def _noises(size: int, batch: int, steps: int, epsilon: float, delta: float) -> dict[int, Noise]:
     def price(sigma: float) -> Guarantee:
-        q = batch / size
         return accounting.planned_guarantee(
-            noise_multiplier=sigma, sampling_probability=q, steps=steps
+            noise_multiplier=sigma, sampling_probability=batch / size, steps=steps
         )
 
     def group(k: int, sigma: float) -> float:
@@ -112,17 +84,11 @@ def _noises(size: int, batch: int, steps: int, epsilon: float, delta: float) -> 
         return price(sigma).for_records(k).epsilon(delta)
 
     one = _least(lambda sigma: price(sigma).epsilon(delta), epsilon, 0.3)
-    return {
-        k: Noise(
-            one,
-            _least(functools.partial(group, k), epsilon, one) / one,
-            _least(functools.partial(several, k), epsilon, one) / one,
-            float(k),
-            math.sqrt(k),
-            1.0,
-        )
+    examples = {
+        k: [_least(functools.partial(way, k), epsilon, one) / one for way in (group, several)]
         for k in tqdm(RECORDS, unit="k", leave=False)
     }
+    return one, {k: (*examples[k], float(k), math.sqrt(k), 1.0) for k in RECORDS}
 
 
 def _least(price: Callable[[float], float], epsilon: float, start: float) -> float:
@@ -138,18 +104,17 @@ def _least(price: Callable[[float], float], epsilon: float, start: float) -> flo
     return math.exp(optimize.brentq(excess, low, high, xtol=1e-3))
 
 
-def plot(found: dict[tuple, dict[int, Noise]], path: Path) -> None:
+def plot(found: dict[tuple, Noises], path: Path) -> None:
     """Draws the noise over k, one panel for each setting."""
     figure = Figure(figsize=(3.4 * len(found), 3.6), layout="constrained")
     panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axes, ((size, batch, steps, epsilon, _), noises) in zip(panels, found.items(), strict=True):
         ks = list(noises)
-        for (name, label), color in zip(NAMES.items(), COLORS, strict=False):
-            values = [getattr(noises[k], name) for k in ks]
-            axes.plot(ks, values, "o-", color=color, label=label.replace("`", ""), markersize=4)
-        axes.fill_between(
-            ks, [noises[k].unrelated for k in ks], ks, color=COLORS[2], alpha=0.12, linewidth=0
-        )
+        for i, (way, color) in enumerate(zip(WAYS, COLORS, strict=False)):
+            values = [noises[k][i] for k in ks]
+            axes.plot(ks, values, "o-", color=color, label=way.replace("`", ""), markersize=4)
+        unrelated = [math.sqrt(k) for k in ks]
+        axes.fill_between(ks, unrelated, ks, color=COLORS[2], alpha=0.12, linewidth=0)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(ks, [f"{k}" for k in ks])

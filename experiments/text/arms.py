@@ -10,16 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.text.encoder import LastProjection
-from experiments.text.training import (
-    Params,
-    Problem,
-    Settings,
-    Trained,
-    make_plan,
-    noise_multipliers,
-    start_head,
-    train,
-)
+from experiments.text.training import Problem, Settings, train
+from experiments.transfer.training import Params, Trained, new_classifier
 
 FROZEN_RANK = 32
 TRAINED_RANK = 8
@@ -120,14 +112,10 @@ def train_arm(
     first = _train_head(problems.head, head, share, seed)
     settings = lora_settings(problems.owners, chosen[name])
     problem, factors = arm.start(problems.lora, jax.random.key(seed))
-    plan = None
-    if epsilon is not None:
-        assert share is not None
-        parts = (head.batch, head.steps, share), (settings.batch, settings.steps, epsilon)
-        noise = noise_multipliers(problems.owners, parts)[1]
-        plan = make_plan(problem, settings, noise, also=[first.guarantee])
     start = {"head": first.params["head"], "lora": factors}
-    return problem, train(problem, settings, start, seed=2 * seed + 1, plan=plan)
+    also = () if first.guarantee is None else (first.guarantee,)
+    seed = 2 * seed + 1
+    return problem, train(problem, settings, start, seed=seed, epsilon=epsilon, also=also)
 
 
 def head_settings(owners: int, tuned: Mapping[str, float]) -> Settings:
@@ -145,10 +133,5 @@ def lora_settings(owners: int, tuned: Mapping[str, float]) -> Settings:
 # The arms with LoRA begin with the same heads.
 @functools.lru_cache(maxsize=64)
 def _train_head(problem: Problem, settings: Settings, epsilon: float | None, seed: int) -> Trained:
-    plan = None
-    if epsilon is not None:
-        parts = ((settings.batch, settings.steps, epsilon),)
-        (noise,) = noise_multipliers(len(np.unique(problem.owners)), parts)
-        plan = make_plan(problem, settings, noise)
-    start = {"head": start_head(problem.train["inputs"].shape[1], problem.classes)}
-    return train(problem, settings, start, seed=2 * seed, plan=plan)
+    start = {"head": new_classifier(problem.train["inputs"].shape[1], problem.classes)}
+    return train(problem, settings, start, seed=2 * seed, epsilon=epsilon)

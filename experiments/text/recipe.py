@@ -6,10 +6,11 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
+import tyro
 
 from dpoptax.training.run import records
 from experiments.models.transformer import Lora
@@ -26,8 +27,9 @@ from experiments.text.encoder import (
     tokenize,
 )
 from experiments.text.texts import LENGTHS, Texts, read_texts
-from experiments.text.training import DELTA, Problem, accuracy
+from experiments.text.training import Problem
 from experiments.text.trials import best, tune
+from experiments.transfer.training import DELTA
 
 TITLES = {"agnews": "AG News", "sst2": "SST-2"}
 DIRECTIONS = 128  # of the last projection's inputs
@@ -35,7 +37,7 @@ DIRECTIONS = 128  # of the last projection's inputs
 
 @dataclasses.dataclass(frozen=True)
 class TextArguments:
-    """Classifies texts with a private head on MiniLM, and with private LoRA below it.
+    """The flags of the recipe on texts.
 
     Attributes:
         data_dir: Folder with the labelled texts, agnews_*.tsv and SST-2_*.tsv, or the same with
@@ -65,8 +67,8 @@ class TextArguments:
     output: Path = Path("runs/text/runs.jsonl")
 
 
-def run(given: TextArguments) -> str:
-    """Trains all runs, or tries all settings, and returns tables."""
+def run(given: Annotated[TextArguments, tyro.conf.arg(name="")]) -> str:
+    """Classifies texts with a private head on MiniLM, and with private LoRA below it."""
     model = fetch_minilm(given.cache_dir)
     parts = []
     for name in given.data:
@@ -109,7 +111,7 @@ def problems(model: Path, texts: Texts, name: str, cache_dir: Path) -> Problems:
             texts.owners,
             columns(test_features, texts.test_labels, lora),
             texts.classes,
-            frozen=frozen if lora else (),
+            frozen=frozen if lora else None,
         )
         for lora in (False, True)
     )
@@ -123,49 +125,31 @@ def _runs(
     for seed, epsilon, arm in itertools.product(
         range(given.seeds), (*given.epsilons, None), given.arms
     ):
-        fields: dict[str, Any] = {
-            "data": name,
-            "share": share,
-            "arm": arm,
-            "epsilon": epsilon,
-            "seed": seed,
-        }
-        yield record_once(
-            given.output, fields, functools.partial(_run, given.trials, problems, **fields)
-        )
+        fields = {"data": name, "share": share, "arm": arm, "epsilon": epsilon, "seed": seed}
+        run = functools.partial(_run, given.trials, problems, name, arm, epsilon, seed)
+        yield record_once(given.output, fields, run)
 
 
 def _run(
-    trials: Path,
-    problems: Problems,
-    *,
-    data: str,
-    share: float,
-    arm: str,
-    epsilon: float | None,
-    seed: int,
+    trials: Path, problems: Problems, data: str, arm: str, epsilon: float | None, seed: int
 ) -> dict[str, Any]:
     chosen = {name: best(trials, data, name, epsilon) for name in {"head", arm}}
     problem, trained = train_arm(problems, arm, chosen, epsilon, seed=seed)
     if trained.guarantee is not None and seed == 0:
         print(f"{TITLES[data]}, {ARMS[arm].title}:\n{trained.guarantee}\n", flush=True)
-    return {
-        "accuracy": accuracy(problem, trained.params),
-        "averaged": accuracy(problem, trained.average),
-        "spent": None if trained.guarantee is None else trained.guarantee.epsilon(DELTA),
-    }
+    spent = None if trained.guarantee is None else trained.guarantee.epsilon(DELTA)
+    return {"accuracy": problem.accuracy(trained.params), "spent": spent}
 
 
 def _table(given: TextArguments, rows: list[dict[str, Any]]) -> str:
     """Returns a table of mean accuracies, in percent, ± their standard deviation."""
     body = []
-    for arm, value in itertools.product(given.arms, ("accuracy", "averaged")):
+    for arm in given.arms:
         cells = []
-        for found in _by_epsilon(given, rows, arm, value):
+        for found in _by_epsilon(given, rows, arm):
             spread = f" ± {np.std(list(found.values()), ddof=1):.1f}" if len(found) > 1 else ""
             cells.append(f"{np.mean(list(found.values())):.1f}{spread}")
-        title = ARMS[arm].title + (", average of the last half" if value == "averaged" else "")
-        body.append((title, *cells))
+        body.append((ARMS[arm].title, *cells))
     return records.markdown_table(_header(given), body)
 
 
@@ -175,20 +159,18 @@ def _differences(given: TextArguments, rows: list[dict[str, Any]]) -> str:
     for arm in given.arms:
         if arm == "head" or "head" not in given.arms or given.seeds < 2:
             continue
-        pairs = zip(
-            *(_by_epsilon(given, rows, name, "accuracy") for name in (arm, "head")), strict=True
-        )
+        pairs = zip(*(_by_epsilon(given, rows, name) for name in (arm, "head")), strict=True)
         cells = [mean_and_interval(*paired_difference(*pair)) for pair in pairs]
         body.append((f"{ARMS[arm].title}, minus {ARMS['head'].title}", *cells))
     return records.markdown_table(_header(given), body) if body else ""
 
 
 def _by_epsilon(
-    given: TextArguments, rows: list[dict[str, Any]], arm: str, value: str
+    given: TextArguments, rows: list[dict[str, Any]], arm: str
 ) -> list[dict[int, float]]:
-    """Returns the values of each seed, for each ε."""
+    """Returns the accuracies of each seed, for each ε."""
     return [
-        {r["seed"]: r[value] for r in rows if (r["arm"], r["epsilon"]) == (arm, epsilon)}
+        {r["seed"]: r["accuracy"] for r in rows if (r["arm"], r["epsilon"]) == (arm, epsilon)}
         for epsilon in (*given.epsilons, None)
     ]
 

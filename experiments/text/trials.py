@@ -12,7 +12,6 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from experiments.run_once import read_lines, record_once
 from experiments.text.arms import Chosen, Problems, train_arm
-from experiments.text.training import accuracy
 
 HELD_OUT = 0.2  # share of the training owners
 
@@ -69,7 +68,7 @@ def _trial(
     held: Problems, arm: str, chosen: Chosen, epsilon: float | None, *, seed: int
 ) -> dict[str, float]:
     problem, trained = train_arm(held, arm, chosen, epsilon, seed=seed)
-    return {"accuracy": accuracy(problem, trained.params)}
+    return {"accuracy": problem.accuracy(trained.params)}
 
 
 def best(path: Path, data: str, arm: str, epsilon: float | None) -> dict[str, float]:

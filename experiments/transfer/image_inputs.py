@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.data.features import featured
-from experiments.data.network_features import NetworkFeatures
-from experiments.data.pooled_features import PooledFeatures
+from experiments.data.network_features import NetworkFeatures, PooledFeatures
 from experiments.data.published_data import load_published
 
 _PART = 10_000  # images whose activations are one file of the cache

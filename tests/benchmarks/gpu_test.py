@@ -112,13 +112,17 @@ def test_tables_name_the_precision_and_take_the_last_run():
         "steps": {"MLP": {"skipped": "no time"}, "CNN": {"dpoptax auto": step}},
         "correctness": {"graph, TF32": attack},
     }
-    attacks, checks, steps = tables.tables([first, second])
-    assert "| TF32 | 2 | 1 | 0.900000 | tied |" in attacks
-    assert "| noise | yes |" in checks
-    assert "| MLP | dpoptax float32 | 1 | 2.00 | 1.00 | 3 |" in steps
-    assert "| CNN | dpoptax bfloat16 |" in steps
+    attacks, checks, steps = map(_rows, tables.tables([first, second]))
+    assert "TF32|2|1|0.900000|tied" in attacks
+    assert "noise|yes|" in checks
+    assert "MLP|dpoptax float32|1|2.00|1.00|3" in steps
+    assert any(row.startswith("CNN|dpoptax bfloat16|") for row in steps)
     second["correctness"]["tied, TF32"] = attack
-    assert "| TF32 | 2 | 2 |" in tables.tables([first, second])[0]
+    assert "TF32|2|2|0.900000|" in _rows(tables.tables([first, second])[0])
+
+
+def _rows(table):
+    return ["|".join(map(str.strip, line.split("|")[1:-1])) for line in table.splitlines()]
 
 
 def test_skips_tasks_without_time(tmp_path):

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from dpoptax.training import Comparison, ConfigError, compare, config_of
-from dpoptax.training.run import records
 from experiments.command_line import main
 from experiments.config import ExperimentConfig, load_experiments
 from experiments.image_benchmark import page, page_figures, page_groups
@@ -349,16 +348,6 @@ def test_records_without_delta_are_not_compared(tmp_path, others):
     axes = Figure().subplots()
     page_figures.draw_accuracies(axes, {}, alone, "mnist")
     assert "recipe, here" not in {line.get_label() for line in axes.get_lines()}
-
-
-def test_malformed_line_is_reported_by_number(tmp_path):
-    path = tmp_path / "x.jsonl"
-    lines.append(path, benchmark()[:1])
-    good = json.loads(path.read_text())
-    for text in ("{", "[]", json.dumps({**good, "seed": "0"}), json.dumps({"seed": 0})):
-        path.write_text(records.to_json(good) + "\n" + text + "\n")
-        with pytest.raises(ConfigError, match=r"Line 2 of .*x\.jsonl is not a record of a run"):
-            lines.read(path)
 
 
 @pytest.mark.parametrize("spent", [1.5, None, float("nan")])

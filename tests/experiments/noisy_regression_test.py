@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from experiments import studies
+from experiments.studies.noisy_regression import noisy_regression
 
 
 @pytest.fixture(scope="module")
 def result():
-    return studies.noisy_regression()
+    return noisy_regression()
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])

@@ -25,7 +25,7 @@ def test_page_has_the_mean_over_seeds(tmp_path, monkeypatch):
     path = tmp_path / "page.md"
     path.write_text(PAGE.replace("seed = 0\n", "import numpy as np\nseed = 0\n"), "utf-8")
     monkeypatch.setattr(tabular, "PAGE", path)
-    found = tabular.tabular_page(tabular.TabularArguments(seeds=3))
+    found = tabular.tabular_page(seeds=3)
     spread = np.std([0.0, 0.1, 0.2], ddof=1)
     row = f"| one | 0.100 ± {spread:.3f} | 0.5000 ± 0.0000 | 6.00 ± 0.00 | 1.00 ± 0.00 |"
     assert row in found.replace("  ", " ")

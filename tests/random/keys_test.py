@@ -7,7 +7,7 @@ import pytest
 
 import dpoptax
 from dpoptax import auditing
-from experiments import studies
+from experiments.studies.geodp_errors import random_mean_gradient
 from tests.helpers import slow_but
 
 KEY = jax.random.key(3)
@@ -48,7 +48,7 @@ TAKERS = {
         dpoptax.explain(_random_loss, jnp.zeros(2), jnp.ones(2), key=key)
     ).encode(),
     "audit": lambda key: auditing.audit(_game(), key=key, trials=64, delta=1e-2).attack.encode(),
-    "random_mean_gradient": lambda key: studies.random_mean_gradient(5, norm=1.0, key=key),
+    "random_mean_gradient": lambda key: random_mean_gradient(5, norm=1.0, key=key),
 }
 
 

@@ -106,8 +106,8 @@ def test_package_imports_only_installed_modules():
 
 
 def test_detects_import_of_experiments():
-    sources = {"cli.main": "def study():\n    from experiments.claims import catalog\n"}
-    assert uninstalled(sources) == ["cli.main imports experiments.claims"]
+    sources = {"cli.main": "def study():\n    from experiments.studies import catalog\n"}
+    assert uninstalled(sources) == ["cli.main imports experiments.studies"]
 
 
 def test_documents_import_only_public_modules():

@@ -18,13 +18,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
 # Pages whose code needs a package outside of the group `dev`, or their sections if these need
-# different packages.
+# different packages. The other sections of such a page run before each of them.
 PACKAGES = {
     "examples/fine-tune.md#tunix": "tunix",
     "examples/fine-tune.md#Kauldron": "kauldron",
     "examples/gemma.md": "gemma",
     "examples/keras.md": "keras",
-    "guides/check-a-private-run.md#Batches": "numpy",
     "guides/check-a-private-run.md#jax_privacy": "jax_privacy",
     "guides/check-a-private-run.md#Opacus": "opacus",
     "guides/check-a-private-run.md#optax.contrib": "optax",
@@ -76,12 +75,16 @@ def _parts():
 
 
 def _text(name):
-    """Returns the text of a page, or of its section with a heading."""
+    """Returns the text of a page, or of its section with a heading and those for all packages."""
     page, _, heading = name.partition("#")
     text = (DOCS / page).read_text("utf-8")
     if heading:
-        text = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)[1]
-        assert "```python" in text
+        sections = re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+        assert "```python" in dict(sections)[heading]
+        needed = (
+            body for own, body in sections if own == heading or f"{page}#{own}" not in PACKAGES
+        )
+        text = "".join(needed)
     return text
 
 

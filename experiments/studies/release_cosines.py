@@ -12,6 +12,7 @@ import dpoptax
 from dpoptax._clipped_sum.clip_per_example import sum_clipped
 from dpoptax._clips.clip import Clip
 from dpoptax._random.keys import check_key
+from experiments.studies.rows import Findings, Row, pick, verdict
 
 
 def direction_clips(
@@ -86,3 +87,40 @@ def _mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys):
         return release @ truth / jnp.where(length > 0, length, 1.0)
 
     return jnp.mean(jax.vmap(one)(keys))
+
+
+def rows(seed: int) -> list[Row]:
+    """Computes the cosine between release and true gradient per geometry and noise."""
+    clips = direction_clips()
+    gradients, truth = heterogeneous_gradients(seed)
+    found: list[Row] = []
+    for multiplier in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0):
+        cosines = release_cosines(
+            gradients, truth, clips, noise_multiplier=multiplier, key=jax.random.key(seed)
+        )
+        found += [
+            {"geometry": name, "noise_multiplier": multiplier, "seed": seed, "cosine": cosine}
+            for name, cosine in cosines.items()
+        ]
+    return found
+
+
+def findings(rows: list[Row]) -> Findings:
+    """Checks whether bounded angles keep directions better than bounded norms."""
+    names = sorted(set(pick(rows, "geometry")))
+    found: Findings = []
+    for multiplier in (0.0, 1.0, 4.0):
+        means = {
+            name: pick(rows, "cosine", geometry=name, noise_multiplier=multiplier).mean()
+            for name in names
+        }
+        best = max((name for name in names if name != "l2"), key=lambda name: means[name])
+        found.append(
+            (
+                f"bounded angles keep the direction better, at noise multiplier {multiplier:g}",
+                f"cosine {means['l2']:.2f} with the l2 clip, at most {means[best]:.2f} with angles "
+                f"({best})",
+                verdict(means[best] > means["l2"]),
+            )
+        )
+    return found

@@ -10,13 +10,13 @@ import numpy as np
 from dpoptax.training import Config, Evaluation, load_configs
 from dpoptax.training.run import seeds
 from dpoptax.training.run.run_task import run_task
-from experiments.claims.study_rows import Findings, Parts, Row, over, verdict
+from experiments.studies.rows import Findings, Parts, Row, over, verdict
 
 # Two losses that differ by at most this much are called almost equal.
 _ALMOST = 1.1
 
 
-def geodp_mnist(seeds: int, configs: Path, data_dir: Path) -> Parts:
+def parts(seeds: int, configs: Path, data_dir: Path) -> Parts:
     """Trains the curves of GeoDP Fig. 5, one run per part, all with the same seeds."""
     curves = load_configs(configs / "papers" / "geodp" / "figure_5.py")
     return [
@@ -53,7 +53,7 @@ def _curve(name: str, config: Config, seed: int) -> list[Row]:
     ]
 
 
-def geodp_mnist_findings(rows: list[Row]) -> Findings:
+def findings(rows: list[Row]) -> Findings:
     """Checks the observations of GeoDP's section on logistic regression."""
 
     def last(panel: str, method: str, sigma: float, size: int, y: str = "training_loss") -> float:

@@ -1,4 +1,4 @@
-"""Runs gradient descent on a linear regression with noise (DiSK Fig. 6(a))."""
+"""Runs gradient descent on a linear regression with noise (DiSK, Fig. 6(a))."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import optax
 from dpoptax._points.points import gradient_points
 from dpoptax.filters._disk import disk
 from dpoptax.filters._low_pass import low_pass
+from experiments.studies.rows import Findings, Row, over, pick, verdict
 
 
 class NoisyRegression(NamedTuple):
@@ -105,3 +106,62 @@ def noisy_regression(
     return NoisyRegression(
         tuple(methods), np.asarray(noise_levels), np.asarray(learning_rates), np.stack(results)
     )
+
+
+def rows(seeds: int) -> list[Row]:
+    """Computes the losses at several learning rates, with 4 · `seeds` seeds."""
+    result = noisy_regression(seeds=4 * seeds)
+    return [
+        {
+            "method": method,
+            "noise": level,
+            "learning_rate": rate,
+            "seed": seed,
+            "excess_loss": result.excess_loss[i, j, k, seed],
+        }
+        for i, method in enumerate(result.methods)
+        for j, level in enumerate(np.round(result.noise_levels.astype(float), 6))
+        for k, rate in enumerate(np.round(result.learning_rates.astype(float), 6))
+        for seed in range(result.excess_loss.shape[-1])
+    ]
+
+
+def findings(rows: list[Row]) -> Findings:
+    """Checks that the Kalman filter has the lowest loss at every noise level."""
+    levels, names = np.unique(pick(rows, "noise")), ("Kalman", "noisy GD", "low-pass")
+    found: Findings = []
+    largest = pick(rows, "learning_rate").max()
+    for label, loss in (
+        (
+            f"at one learning rate, {largest:g}",
+            lambda method, noise: pick(
+                rows, "excess_loss", method=method, noise=noise, learning_rate=largest
+            ).mean(),
+        ),
+        (
+            "at each one's own best learning rate",
+            lambda method, noise: (
+                over(rows, "learning_rate", "excess_loss", method=method, noise=noise)[1]
+                .mean(0)
+                .min()
+            ),
+        ),
+    ):
+        losses = np.array([[loss(name, noise) for noise in levels] for name in names])
+        ratios = losses[1:] / losses[0]
+        found.append(
+            (
+                f"DiSK has the lowest loss at every noise, {label}",
+                "; ".join(
+                    f"{name}'s is {_between(ratio)} times as high"
+                    for name, ratio in zip(names[1:], ratios, strict=True)
+                ),
+                verdict(ratios > 1),
+            )
+        )
+    return found
+
+
+def _between(values: np.ndarray) -> str:
+    ends = [f"{end:.2f}" for end in (values.min(), values.max())]
+    return " to ".join(dict.fromkeys(ends))

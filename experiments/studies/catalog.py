@@ -1,5 +1,6 @@
 """Runs studies by name: numbers, and the finding for each claim."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,16 +8,17 @@ from typing import Any, NamedTuple
 from dpoptax.training.bars import Bar
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
-from experiments.claims import (
-    disk_claims,
-    doppler_claims,
-    geodp_claims,
-    geodp_mnist_claims,
-    other_claims,
-)
-from experiments.claims.study_rows import Findings, Parts, Row
 from experiments.code_version import source_sha256
 from experiments.run_once import record_once
+from experiments.studies import (
+    filters,
+    geodp_errors,
+    geodp_mnist,
+    kalman_gain,
+    noisy_regression,
+    release_cosines,
+)
+from experiments.studies.rows import Findings, Parts, Row
 
 
 class Study(NamedTuple):
@@ -39,48 +41,60 @@ class Study(NamedTuple):
     dataset: str | None = None
 
 
+def _for_each_seed(rows: Callable[[int], list[Row]], seeds: int) -> Parts:
+    return [functools.partial(rows, seed) for seed in range(seeds)]
+
+
+def _at_once(rows: Callable[[int], list[Row]], seeds: int) -> Parts:
+    return [functools.partial(rows, seeds)]
+
+
+def _figure(figure: Callable[..., list[Row]]) -> Callable[[int], Parts]:
+    return functools.partial(_for_each_seed, functools.partial(geodp_errors.rows, figure))
+
+
 STUDIES: dict[str, Study] = {
     "filters": Study(
         "Time and frequency response of the filters",
         "DOPPLER, Fig. 6",
-        doppler_claims.filters,
-        doppler_claims.filters_findings,
+        lambda seeds: [filters.rows],
+        filters.findings,
     ),
     "geodp-noise": Study(
         "Errors of GeoDP as published, against σ, d and B",
         "GeoDP, Fig. 3",
-        geodp_claims.geodp_noise,
-        geodp_claims.geodp_noise_findings,
+        _figure(geodp_errors.figure_3),
+        geodp_errors.figure_3_findings,
     ),
     "geodp-beta": Study(
         "Errors of GeoDP as published, against β",
         "GeoDP, Fig. 4",
-        geodp_claims.geodp_beta,
-        geodp_claims.geodp_beta_findings,
+        _figure(geodp_errors.figure_4),
+        geodp_errors.figure_4_findings,
     ),
     "kalman-gain": Study(
         "Gain and error variance of DiSK's filter converge",
         "DiSK, Fig. 3",
-        disk_claims.kalman_gain,
-        disk_claims.kalman_gain_findings,
+        functools.partial(_at_once, kalman_gain.rows),
+        kalman_gain.findings,
     ),
     "noisy-regression": Study(
         "Linear regression with noisy gradients",
         "DiSK, Fig. 6(a)",
-        disk_claims.noisy_regression,
-        disk_claims.noisy_regression_findings,
+        functools.partial(_at_once, noisy_regression.rows),
+        noisy_regression.findings,
     ),
     "release-cosines": Study(
         "Direction of a release, per clip geometry, at equal privacy",
         "in no paper; GeoDP's claim for its proven counterpart",
-        other_claims.release_cosines,
-        other_claims.release_cosines_findings,
+        functools.partial(_for_each_seed, release_cosines.rows),
+        release_cosines.findings,
     ),
     "geodp-mnist": Study(
         "Logistic regression on MNIST",
         "GeoDP, Fig. 5",
-        geodp_mnist_claims.geodp_mnist,
-        geodp_mnist_claims.geodp_mnist_findings,
+        geodp_mnist.parts,
+        geodp_mnist.findings,
         dataset="mnist",
     ),
 }

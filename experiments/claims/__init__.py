@@ -1,1 +1,0 @@
-"""Compares the papers' claims with the numbers of the studies."""
