@@ -14,8 +14,7 @@ from dpoptax._clips.clip import clip_norm, positive
 from dpoptax._clips.encoding import UnitClip, encodes
 from dpoptax._random.keys import check_threefry_key
 from dpoptax._random.tree_noise import standard_normal
-from dpoptax._release.gaussian import GaussianNoiseState
-from dpoptax._release.ledger import Mechanism, begin, check_mechanism
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree, widen
 from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
@@ -71,8 +70,8 @@ def geodp(
     mechanism = Mechanism(noise_multiplier, batch_size, unproven=UNPROVEN)
     key = check_threefry_key(key)
 
-    def init_fn(params: PyTree) -> GaussianNoiseState:
-        return GaussianNoiseState(**begin(mechanism, key, params))
+    def init_fn(params: PyTree) -> NoiseState:
+        return begin(mechanism, key, params)
 
     def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
         if encodes(clipped.clip):
@@ -92,8 +91,8 @@ def geodp(
         return restore(from_hyperspherical(norm, angles)), None
 
     def update_fn(
-        updates: PyTree, state: GaussianNoiseState, params: PyTree = None
-    ) -> tuple[PyTree, GaussianNoiseState]:
+        updates: PyTree, state: NoiseState, params: PyTree = None
+    ) -> tuple[PyTree, NoiseState]:
         released, _, state = release(updates, state, params, mechanism, noisy_mean)
         return released, state
 
