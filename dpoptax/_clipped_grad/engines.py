@@ -7,8 +7,8 @@ rounding. Only the chosen engine is imported.
 |:--|:--|:--|
 | "vmap" | `per_example_sum` | ∂ℓ/∂w, (R, D) |
 | "auto" | `_ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
-| "recompute" | `_ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
-| "streaming" | `_ghost_clipping.streaming.streamed_sum` | nothing |
+| "recompute" | `_ghost_clipping.backward.recomputed_sum` | a norm and a limit |
+| "streaming" | `_ghost_clipping.backward.streamed_sum` | nothing |
 
 With a grid, or a clip that encodes gradients, "auto" is "vmap".
 """
@@ -152,9 +152,9 @@ def _in_backward(options: Options) -> Engine:
     """Returns an engine that sums each use of a parameter during the backward pass."""
     sums: Callable[..., tuple[PyTree, PyTree]]
     if options.method == "streaming":
-        from dpoptax._ghost_clipping.streaming.streamed_sum import streamed_sum as sums
+        from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums
     else:
-        from dpoptax._ghost_clipping.two_turns.recomputed_sum import recomputed_sum as sums
+        from dpoptax._ghost_clipping.backward.recomputed_sum import recomputed_sum as sums
 
     def join(params: PyTree, total: tuple[PyTree, jax.Array | None]) -> PyTree:
         del params

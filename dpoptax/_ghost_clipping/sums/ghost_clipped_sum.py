@@ -31,17 +31,13 @@ from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
     collect_gradients,
 )
+from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
 from dpoptax._ghost_clipping.sums.weighted_products import (
     FLOAT32_ERROR,
     absolute_ratio,
-    block_size,
-    flushed,
-    is_joined,
     is_plain,
     measure_product,
     sum_error,
-    sum_segment,
-    terms_per_entry,
 )
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
@@ -79,11 +75,6 @@ class GradientSums:
             for i, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
         ]
         return jax.tree.unflatten(structure, total)
-
-    @classmethod
-    def from_tree(cls, total: PyTree) -> "GradientSums":
-        """Returns sums that already have the shapes of the parameters."""
-        return cls(dict(enumerate(jax.tree.leaves(total))), [], ())
 
 
 # Sums of clipped gradients, and of the geometry's statistic if it has one.
@@ -247,40 +238,6 @@ def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..
         return (function if factored.terms else traced)(factored, *args)
 
     return call
-
-
-def sum_products(
-    factored: FactoredGradients,
-    coefficients: jax.Array,
-    *,
-    bound: float,
-    examples: int,
-) -> jax.Array:
-    """Returns Σ_i coefficients[i] G_i, (K, R, D), for coefficients (B,).
-
-    The result is in float32 at least. The norm of a summand must be at most `bound`, and its parts
-    together at most M times `bound`. `product_rounding` bounds how one of the `examples` of the
-    whole batch changes the rounding.
-    """
-    if is_joined(factored):
-        from dpoptax._ghost_clipping.sums.joined_products import sum_joined
-
-        return sum_joined(factored, coefficients, bound=bound, examples=examples)
-    (segment,) = factored.segments
-    block = block_size(factored, examples, terms_per_entry(segment))
-    return sum_segment(segment, coefficients, block)
-
-
-def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
-    """Bounds how one example changes the rounding of `sum_products`."""
-    if is_joined(factored):
-        from dpoptax._ghost_clipping.sums.joined_products import joined_rounding
-
-        return joined_rounding(factored, examples)
-    terms = terms_per_entry(factored.segments[0])
-    block, ratio = block_size(factored, examples, terms), absolute_ratio(factored)
-    rounding = block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
-    return dataclasses.replace(rounding, own=flushed(factored))
 
 
 def place_sums(

@@ -1,8 +1,7 @@
 """Measures gradients given by factors, sums them with coefficients, and bounds the rounding.
 
 The coefficient of an example multiplies one of its factors. The sum is then one contraction over
-examples and positions. Gradients with several segments, such as those of shared parameters and of
-lookup tables, are summed in `joined_products`.
+examples and positions. `product_sums` adds up the segments of a gradient.
 """
 
 import functools
@@ -72,12 +71,6 @@ def absolute_ratio(factored: FactoredGradients) -> float:
     if only_lookups and not factored.terms:  # added without rounding
         return max(largest_ratio(terms), 2.0 * math.sqrt(terms))
     return largest_ratio(terms)
-
-
-def is_joined(factored: FactoredGradients) -> bool:
-    """Returns whether gradients have several segments, fixed terms, or a one-hot factor."""
-    several = len(factored.segments) > 1 or bool(factored.terms)
-    return several or any(map(is_one_hot, factored.segments[0]))
 
 
 def is_plain(factored: FactoredGradients) -> bool:
