@@ -27,8 +27,6 @@ from dpoptax._clipped_grad.engine import Engine
 from dpoptax._clipped_grad.microbatches import check_microbatch_size
 from dpoptax._clips.clip import Clip
 from dpoptax._clips.clipping_functions import PerLayerClip
-from dpoptax._clips.encoding import EncodingClip
-from dpoptax._clips.encoding import join as join_encoding
 from dpoptax._losses.trace_loss import Examples, TracedLoss
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
@@ -59,8 +57,7 @@ class Options:
     @property
     def needs_gradients(self) -> bool:
         """Returns whether the options require per-example gradients."""
-        clip = self.clip
-        by_gradients = isinstance(clip, EncodingClip) and clip.encodes and not clip.by_norms
+        by_gradients = self.clip.encodes and not self.clip.by_norms
         return self.method == "vmap" or self.grid is not None or by_gradients
 
     @property
@@ -158,7 +155,7 @@ def _in_backward(options: Options) -> Engine:
 
     def join(params: PyTree, total: tuple[PyTree, jax.Array | None]) -> PyTree:
         del params
-        return join_encoding(options.clip, *total)
+        return options.clip.join(*total)
 
     return Engine(_after_reading(sums, options), join, in_backward=True)
 

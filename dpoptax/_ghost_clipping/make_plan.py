@@ -8,44 +8,19 @@ import dataclasses
 import math
 
 import numpy as np
-from jax import lax
 
-from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.plan import (
     Plan,
     PlannedUse,
     Product,
     choose_product_method,
 )
-from dpoptax._losses.derived_views import find_tiles, find_view
+from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.views import AxisRuns, View
 
 # A view's offset in its parameter, and its axes as groups, rows and columns.
 _LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
-
-
-@dataclasses.dataclass(frozen=True)
-class FactorSlice:
-    """Selects the slice of a factor that belongs to one of concatenated parameters.
-
-    The last axis of the factor is reshaped to `shape`, and sliced along `axis`.
-    """
-
-    acts_on_rows: bool
-    shape: tuple[int, ...]
-    axis: int
-    start: int
-    size: int
-
-    def __call__(self, segment: Segment) -> Segment:
-        factor = segment.rows if self.acts_on_rows else segment.columns
-        lead = factor.shape[:-1]
-        part = lax.slice_in_dim(
-            factor.reshape(*lead, *self.shape), self.start, self.start + self.size,
-            axis=len(lead) + self.axis,
-        ).reshape(*lead, -1)  # fmt: skip
-        return segment._replace(**{"rows" if self.acts_on_rows else "columns": part})
 
 
 def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool = False) -> Plan:
@@ -58,7 +33,10 @@ def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
-        members = read_use(use) or ([] if has_tangent else _pull_back_use(program, use, points))
+        if (planned := read_use(use)) is not None:
+            members = [planned]
+        else:
+            members = [] if has_tangent else _pull_back_use(program, use, points)
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         for member in members:
@@ -124,37 +102,14 @@ def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
         found |= new
 
 
-def read_use(use: Use) -> list[PlannedUse]:
-    """Returns the parameters of a use with their layouts.
+def read_use(use: Use) -> PlannedUse | None:
+    """Returns the parameter of a use with its layout.
 
-    The list is empty if the used value does more than move entries of parameters.
+    The result is `None` if the used value does more than move or scale entries of one parameter.
     """
-    layout = use.rule.layout
-    if (view := find_view(use.value)) is not None:
-        view = view.reshape(layout.split)
-        return [] if view is None else [PlannedUse(use, view.leaf, layout, view)]
-    tiles = find_tiles(use.value)
-    if tiles is None or use.rule.is_lookup:
-        return []
-    axis, parts = tiles
-    joined_shape = (
-        *parts[0].shape[:axis],
-        sum(p.shape[axis] for p in parts),
-        *parts[0].shape[axis + 1 :],
-    )
-    side = layout.rows if axis in layout.rows else layout.columns
-    if joined_shape != layout.split or axis not in side:
-        return []
-    members, start = [], 0
-    for part in parts:
-        size = part.shape[axis]
-        cut = FactorSlice(
-            side is layout.rows, tuple(joined_shape[i] for i in side), side.index(axis), start, size
-        )
-        own = dataclasses.replace(layout, split=part.shape)
-        members.append(PlannedUse(use, part.leaf, own, part, cut))
-        start += size
-    return members
+    layout, view = use.rule.layout, find_view(use.value)
+    view = None if view is None else view.reshape(layout.split)
+    return None if view is None else PlannedUse(use, view.leaf, layout, view)
 
 
 def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:

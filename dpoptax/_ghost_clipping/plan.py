@@ -8,12 +8,10 @@ If each parameter is used once, as it is, nothing has to be chosen except the me
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
-from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._losses.program import Parameter, Program, Use
 from dpoptax._losses.rules import FactorLayout
 
@@ -27,15 +25,13 @@ class PlannedUse:
     """Pairs a use of a parameter with the layout in which the parameter is read.
 
     For a dense layer, `use`, `leaf` and `layout` describe everything. The other attributes are for
-    concatenated, tied and normalized parameters.
+    tied, concatenated and normalized parameters.
 
     Attributes:
       use: the use.
       leaf: the parameter.
-      layout: the layout of the use, or of the part that belongs to one of several concatenated
-        parameters.
+      layout: the layout of the use, or of the part that belongs to the parameter.
       view: the entries of the parameter, cut by `layout`; `None` for all, in the parameter's shape.
-      cut: selects the part of the factors; `None` for all.
       swapped: whether the rows of the use are the columns of the product.
       pull_back_counts: the numbers of factors after pulling back, if the used value is computed
         from the parameter; otherwise `None`.
@@ -45,7 +41,6 @@ class PlannedUse:
     leaf: int
     layout: FactorLayout
     view: "View | None" = None
-    cut: Callable[[Segment], Segment] | None = None
     swapped: bool = False
     pull_back_counts: "PullBackCounts | None" = None
 

@@ -13,7 +13,6 @@ from dpoptax._random.keys import check_threefry_key, split
 from dpoptax._random.row_matrix import HalvesFn, RowMatrix, fits
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import (
-    groups_to_stack,
     is_for_one_device,
     materialize,
     once,
@@ -80,39 +79,21 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
     return each_leaf(tree, key, Noise(of, box_muller.normal_in_rows, box_muller.halves), noisy)
 
 
-def each_leaf(
-    tree: PyTree,
-    key: jax.Array,
-    noise: Noise,
-    noisy: Noisy,
-) -> PyTree:
-    """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf."""
-    leaves, treedef = jax.tree.flatten(tree)
-    if len(leaves) > 1:
-        return jax.tree.unflatten(treedef, _draw_groups(leaves, key, noise, noisy))
-
-    def draw() -> list[jax.Array]:
-        return [noisy(leaf, noise.of(split(key, np.arange(1))[0], leaf)) for leaf in leaves]
-
-    return jax.tree.unflatten(treedef, once(draw, key))
-
-
-def _draw_groups(
-    leaves: list[jax.Array], key: jax.Array, noise: Noise, noisy: Noisy
-) -> list[jax.Array]:
-    """Returns noisy leaves, with the same bits as if each were drawn alone.
+def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTree:
+    """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf.
 
     In a program for one device, the noise of all small leaves is drawn as the rows of one matrix.
+    The bits are the same as if each leaf were drawn alone.
     """
-    in_rows = np.array([_fits_rows(key, leaf, noise) for leaf in leaves], bool)
-    results = list(leaves)
-    for draw, chosen in ((_draw_rows, in_rows), (_draw_stacks, ~in_rows)):
+    leaves, treedef = jax.tree.flatten(tree)
+    in_rows = np.array([len(leaves) > 1 and _fits_rows(key, x, noise) for x in leaves], bool)
+    for draw, chosen in ((_draw_rows, in_rows), (_draw_each, ~in_rows)):
         numbers = np.flatnonzero(chosen)
         if numbers.size:
             drawn = draw([leaves[i] for i in numbers], key, numbers, noise, noisy)
             for i, leaf in zip(numbers, drawn, strict=True):
-                results[i] = leaf
-    return results
+                leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def _fits_rows(key: jax.Array, leaf: jax.Array, noise: Noise) -> bool:
@@ -138,32 +119,17 @@ def _draw_rows(
     return list(map(noisy, leaves, rows.unpacked(matrix)))
 
 
-def _draw_stacks(
+def _draw_each(
     leaves: list[jax.Array],
     key: jax.Array,
     numbers: np.ndarray,
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
-    """Returns noisy leaves. Noise for leaves of the same shape is drawn in a loop."""
-    groups = groups_to_stack(leaves)
-    single = [indices[0] for indices in groups if len(indices) == 1]
+    """Returns noisy leaves, each with its own draw."""
 
     def draw() -> list[jax.Array]:
-        keys = unstack(split(key, numbers[single]))[0] if single else []
-        own = dict(zip(single, keys, strict=True))
+        (keys,) = unstack(split(key, numbers))
+        return [noisy(leaf, noise.of(own, leaf)) for leaf, own in zip(leaves, keys, strict=True)]
 
-        def stack(indices: list[int]) -> jax.Array:
-            leaf = leaves[indices[0]]
-            if len(indices) == 1:
-                return noisy(leaf, noise.of(own[indices[0]], leaf))[None]
-            drawn = jax.lax.map(lambda key: noise.of(key, leaf), split(key, numbers[indices]))
-            return noisy(jnp.stack([leaves[i] for i in indices]), drawn)
-
-        return list(map(stack, groups))
-
-    results = list(leaves)
-    for indices, parts in zip(groups, unstack(*once(draw, key)), strict=True):
-        for i, part in zip(indices, parts, strict=True):
-            results[i] = part
-    return results
+    return once(draw, key)

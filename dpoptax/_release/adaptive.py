@@ -10,8 +10,7 @@ import optax
 
 from dpoptax._clipped_sum.clip_per_example import clip_each
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
-from dpoptax._clips.clip import Clip, clip_norm, positive
-from dpoptax._clips.encoding import UnitClip
+from dpoptax._clips.clip import Clip, UnitClip, clip_norm, positive
 from dpoptax._points.points import ReferenceState
 from dpoptax._random.keys import check_noise_key
 from dpoptax._release.gaussian import noisy_mean_of

@@ -12,7 +12,6 @@ import optax
 from dpoptax._clipped_sum.clip_per_example import clip_per_example
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._clips.clip import Clip, as_clip
-from dpoptax._clips.encoding import encodes
 from dpoptax._random.keys import check_noise_key
 from dpoptax._random.tree_noise import add_noise
 from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
@@ -181,7 +180,7 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
     0.01
     """
     clip = as_clip(clip)
-    if encodes(clip):
+    if clip.encodes:
         raise ValueError(
             f"`clip` must not decode the noisy mean, got {clip}. Its noise does not have a single "
             "standard deviation."

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._clips.clip import Clip
-from dpoptax._clips.encoding import EncodingClip
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF, gamma
 from dpoptax._support.tree import PyTree, widen
 
@@ -387,7 +386,7 @@ def sum_statistic(
     clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
 ) -> jax.Array | None:
     """Returns the sum of the geometry's statistic over used examples, if it has one."""
-    value = clip.statistic(norms, reference) if isinstance(clip, EncodingClip) else None
+    value = clip.statistic(norms, reference)
     if value is None:
         return None
     if whole.examples > _STATISTIC_EXAMPLES:

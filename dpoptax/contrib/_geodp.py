@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
-from dpoptax._clips.clip import clip_norm, positive
-from dpoptax._clips.encoding import UnitClip, encodes
+from dpoptax._clips.clip import UnitClip, clip_norm, positive
 from dpoptax._random.keys import check_threefry_key
 from dpoptax._random.tree_noise import standard_normal
 from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
@@ -74,7 +73,7 @@ def geodp(
         return begin(mechanism, key, params)
 
     def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-        if encodes(clipped.clip):
+        if clipped.clip.encodes:
             raise TypeError(
                 "`geodp` computes angles itself and must not get encoded gradients, got "
                 f"{clipped.clip}. Clip with `dpoptax.l2_clip`, or use `dpoptax.gaussian_noise` "

@@ -23,7 +23,6 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
-from dpoptax._clips.encoding import scaling
 from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
 from dpoptax._ghost_clipping.backward.part_sums import ByPart, PartSums
 from dpoptax._ghost_clipping.backward.use_places import UseTotal, check_uses
@@ -31,8 +30,9 @@ from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
 from dpoptax._points.points import GradientPoints
+from dpoptax._rounding import bounds
 from dpoptax._rounding.block_sums import Rounding, sum_statistic
-from dpoptax._rounding.bounds import Piece, clip_coefficients
+from dpoptax._rounding.bounds import Piece
 from dpoptax._rounding.part_limits import (
     PartLimits,
     join_lengths,
@@ -67,7 +67,7 @@ def recomputed_sum(
     leaves, inputs = jax.tree.leaves(params), examples.inputs
     mask, whole = program.loss.separate(examples.mask), examples.whole
     check_uses(program, points, "recompute")
-    scaled, groups = scaling(clip, points.reference), clip.groups(params)
+    scaled, groups = clip.scaling(points.reference), clip.groups(params)
     parts = PartSums(program, leaves, devices, factor_dtype)
     lengths, roundings, outputs = parts.measure(leaves, inputs)
     tau = tau_of_parts(whole, roundings, max(parts.places.added.values(), default=1))
@@ -107,7 +107,9 @@ def _clip_whole(
         return [], jnp.zeros(mask.shape, jnp.float32), mask
     # One piece for each parameter. Parameters share no entry, but the uses of one may.
     pieces = [Piece(join_lengths(own), groups[leaf]) for leaf, own in by_leaf.items()]
-    found, norms, used = clip_coefficients(clip, pieces, mask, group_count=1 + max(groups), tau=tau)
+    found, norms, used = bounds.clip_coefficients(
+        clip, pieces, mask, group_count=1 + max(groups), tau=tau
+    )
     coefficients = dict(zip(by_leaf, found, strict=True))
     limits = [
         PartLimits(*(x.reshape(mask.shape[0], *part.steps) for x in limit))

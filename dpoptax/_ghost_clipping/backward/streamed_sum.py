@@ -31,8 +31,9 @@ from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
 from dpoptax._points.points import GradientPoints
+from dpoptax._rounding import bounds
 from dpoptax._rounding.block_sums import Rounding
-from dpoptax._rounding.bounds import Piece, clip_coefficients
+from dpoptax._rounding.bounds import Piece
 from dpoptax._support.tree import PyTree
 
 
@@ -71,7 +72,7 @@ def streamed_sum(
 
         def coefficients(piece: Piece, used: jax.Array, rounding: Rounding) -> jax.Array:
             tau = tau_of_parts(examples.whole, [rounding], added)
-            return clip_coefficients(own, [piece], used, group_count=1, tau=tau)[0][0]
+            return bounds.clip_coefficients(own, [piece], used, group_count=1, tau=tau)[0][0]
 
         return Weighing(own.sensitivity, coefficients)
 

@@ -22,7 +22,6 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
-from dpoptax._clips.encoding import EncodingClip, join, scaling
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
@@ -144,7 +143,7 @@ def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
     sums, statistic = total
-    return join(clip, sums.tree(params), statistic)
+    return clip.join(sums.tree(params), statistic)
 
 
 def _weights_cancel(points: GradientPoints) -> bool | jax.Array:
@@ -174,7 +173,7 @@ def clip_and_sum(
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
-    scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
+    scaled, groups = clip.scaling(reference), clip.groups(points.points[0])
     pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
     coefficients, norms, used = bounds.clip_coefficients(
         scaled, pieces, mask, group_count=1 + max(groups), tau=tau
@@ -190,8 +189,7 @@ def clip_and_sum(
         block_sums.sum_weighted(each, gradient)
         for gradient, each in zip(gradients.formed, by_piece[len(products) :], strict=True)
     ]
-    by_norms = isinstance(clip, EncodingClip)
-    statistic = sum_statistic(clip, reference, norms, used, whole) if by_norms else None
+    statistic = sum_statistic(clip, reference, norms, used, whole)
     return place_sums(gradients, parts, vectors), statistic
 
 
