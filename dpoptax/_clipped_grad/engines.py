@@ -25,9 +25,12 @@ from jax.typing import DTypeLike
 
 from dpoptax._clipped_grad.engine import Engine
 from dpoptax._clipped_grad.microbatches import check_microbatch_size
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clips.clip import Clip
 from dpoptax._clips.clipping_functions import PerLayerClip
+from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, TracedLoss
+from dpoptax._losses.zero_gradients import warn_of_unused
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import rounds_products
@@ -132,8 +135,6 @@ def _check_in_backward(options: Options) -> None:
 
 
 def _per_example_gradients(options: Options) -> Engine:
-    from dpoptax._clipped_grad.per_example_sum import per_example_sum
-
     sums = functools.partial(per_example_sum, clip=options.clip, grid=options.grid)
     return Engine(sums, lambda params, total: total)
 
@@ -164,15 +165,12 @@ def _after_reading(
     sums: Callable[..., tuple[PyTree, PyTree]], options: Options
 ) -> Callable[..., tuple[PyTree, PyTree]]:
     """Returns an engine's `sum` that reads the program of the loss and passes it to `sums`."""
-    from dpoptax._losses.read_program import read_program
 
     def total(
         loss: TracedLoss, points: GradientPoints, examples: Examples, **over: "BatchDevices"
     ) -> tuple[PyTree, PyTree]:
         program, dtype = read_program(loss), options.factor_dtype
         if program.unused:
-            from dpoptax._losses.zero_gradients import warn_of_unused
-
             warn_of_unused(program, points.points[0])
         return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 

@@ -1,7 +1,8 @@
-"""Plans all programs, with parameters that are used several times, in parts, or computed on.
+"""Makes the plan of a program.
 
-These are parts of parameters, concatenated, shared and tied ones, values computed from parameters,
-and gradients that are cheaper to form than to represent by factors.
+Most parameters are used once, as they are. The others take most of the code: parts of parameters,
+concatenated, shared and tied ones, values computed from parameters, and gradients that are cheaper
+to form than to represent by factors.
 """
 
 import dataclasses
@@ -140,7 +141,6 @@ def _join_uses(
     by_layout: dict[_LayoutKey, list[PlannedUse]] = {}
     for member in members:
         view, layout = member.view, member.layout
-        assert view is not None
         groups, rows, columns = map(view.runs, layout.sides)
         key = (view.offset, groups, rows, columns)
         # The gradient of a transposed use is Σ columns ⊗ rows, which joins the others as it is.
@@ -159,9 +159,7 @@ def _join_uses(
         seen = np.zeros(math.prod(shape), bool)
         for joined in by_layout.values():
             # Views overlap if an entry was seen before.
-            view = joined[0].view
-            assert view is not None
-            entries = view.entries_of(seen)
+            entries = joined[0].view.entries_of(seen)
             if entries.any():
                 return None
             entries[...] = True

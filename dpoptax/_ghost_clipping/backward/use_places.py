@@ -71,7 +71,6 @@ def view_of_use(use: Use) -> View:
     """Returns the entries of the only parameter of a use."""
     planned = read_use(use)
     assert planned is not None
-    assert planned.view is not None
     return planned.view
 
 

@@ -123,8 +123,8 @@ class UseSum:
         member, examples = self._member, operand.shape[0]
         layout = member.layout
         # `use_runner` keeps cotangents in the working range, but not those that are scaled here.
-        changed = cotangent.dtype == jnp.float16 or member.scale != 1.0
-        cotangent = weigh(cotangent, 1.0, member.scale)
+        changed = cotangent.dtype == jnp.float16 or member.view.scale != 1.0
+        cotangent = weigh(cotangent, 1.0, member.view.scale)
         operand, cotangent = materialize(
             (self._recorded(operand, True), self._recorded(cotangent, changed))
         )

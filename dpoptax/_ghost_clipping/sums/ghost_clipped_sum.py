@@ -22,9 +22,10 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
+from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
-from dpoptax._ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
+from dpoptax._ghost_clipping.plan import fixed_sides
 from dpoptax._ghost_clipping.records.record_points import record_points
 from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
@@ -108,7 +109,8 @@ def ghost_clipped_sum(
     """
     mask = program.loss.separate(examples.mask)
     cancel = _weights_cancel(points)
-    plan = _plan(program, points, examples.mask.shape[0])
+    has_tangent = points.tangent is not None
+    plan = make_plan(program, len(mask), len(points.points), has_tangent=has_tangent)
     records = record_points(
         program,
         points,
@@ -129,15 +131,6 @@ def ghost_clipped_sum(
     else:  # of weights that are traced; they are public
         total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
     return total, program.loss.aux(records.at_points[0].outputs)
-
-
-def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
-    count, tangent = len(points.points), points.tangent is not None
-    if (found := plan_whole_uses(program, examples, count + tangent)) is not None:
-        return found
-    from dpoptax._ghost_clipping.make_plan import make_plan
-
-    return make_plan(program, examples, count, has_tangent=tangent)
 
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:

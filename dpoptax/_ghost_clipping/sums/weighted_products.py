@@ -17,6 +17,7 @@ from dpoptax._ghost_clipping.norms.factor_products import (
     Segment,
     is_one_hot,
 )
+from dpoptax._ghost_clipping.sums.group_sums import sum_by_group
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.bounds import (
     LARGEST_NUMBER,
@@ -123,8 +124,6 @@ def sum_segment(
     together = functools.partial(in_blocks, _sum_positions, *weighted)
     if not factor_products.has_large_groups(sizes):
         return together()
-    from dpoptax._ghost_clipping.sums.group_sums import sum_by_group
-
     by_group = functools.partial(sum_by_group, weighted, sizes, in_blocks)
     found: jax.Array = lax.platform_dependent(tpu=by_group, default=together)
     return found

@@ -61,10 +61,8 @@ class CotangentSum:
     def sliced(self, axis: int, start: int, size: int) -> "CotangentSum":
         """Returns the gradients of a value that was concatenated with others along an axis."""
         shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
-        outers, terms = (
-            [x.sliced(axis, start, size) for x in xs] for xs in (self.outers, self.terms)
-        )
-        return CotangentSum(shape, outers, terms)
+        outers = [x.sliced(axis, start, size) for x in self.outers]
+        return CotangentSum(shape, outers, [t.sliced(axis, start, size) for t in self.terms])
 
     def permuted(self, source: Sequence[int | None]) -> "CotangentSum":
         """Returns the gradients of a value whose axis i is axis source[i] of this one.
