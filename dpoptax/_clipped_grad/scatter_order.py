@@ -156,6 +156,7 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     largest = _scatter(lax.scatter_max, eqn, zeros, indices, own)
     shared = _gather(eqn, largest, indices)
     infinite = [updates == jnp.inf, updates == -jnp.inf]
+    # Scaled by the entry's exponent, so that the largest update has `bits` bits before the point.
     rest = _ldexp(jnp.where(jnp.isfinite(updates), updates, 0.0), bits + kind.maxexp - 2 - shared)
     total, sums = jnp.zeros_like(operand, wide), []
     for i in range(max(2, math.ceil(needed / bits))):
@@ -167,6 +168,7 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
             of_sign = infinite[i] | jnp.isnan(updates)
             steps = jnp.where(shared == beyond, of_sign.astype(integer), steps)
         sums.append(_scatter(lax.scatter_add, eqn, zeros, indices, steps))
+    # From the finest sum to the coarsest: each is added below the last bits of the next.
     for steps in reversed(sums):
         total = steps.astype(wide) + total * 2.0**-bits
     above, below = (steps > 0 for steps in sums[:2])

@@ -5,7 +5,6 @@ Gradients of a parameter are either represented by factors (`Product`) or formed
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 
@@ -138,22 +137,16 @@ class Plan:
     is_pulled: bool = False
 
 
-class FixedSides(NamedTuple):
-    """Holds the uses whose operand, or cotangent, is not multiplied by coefficients in the sum.
+def fixed_sides(plan: Plan) -> tuple[frozenset[int], frozenset[int]]:
+    """Returns the uses whose operand must be finite, and those whose cotangent must be.
 
-    These arrays must be finite, since an example that adds nothing has a coefficient of zero.
+    The sum does not multiply it by coefficients, and an example that adds nothing has a coefficient
+    of zero.
     """
-
-    operands: frozenset[int]
-    cotangents: frozenset[int]
-
-
-def fixed_sides(plan: Plan) -> FixedSides:
-    """Returns the sides of recorded factors that must be finite."""
     members = [m for product in plan.products for m in product.members]
     dense = [m for m in members if not m.use.rule.is_lookup]
     pulled = frozenset(m.use.index for m in dense if m.pull_back_counts is not None)
-    return FixedSides(
+    return (
         pulled | {m.use.index for m in dense if not m.weighs_operand},
         pulled | {m.use.index for m in dense if m.weighs_operand},
     )

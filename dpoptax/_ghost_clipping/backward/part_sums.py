@@ -63,7 +63,7 @@ class PartSums:
         """Returns the lengths of all parts, the rounding of the uses' sums, and outputs."""
         roundings: dict[int, Rounding] = {}  # filled while the backward pass is traced
 
-        def function(own: UseSum) -> Callable[..., jax.Array]:
+        def length_of(own: UseSum) -> Callable[..., jax.Array]:
             def length(operand: jax.Array, cotangent: jax.Array) -> jax.Array:
                 measured = own.gradients(operand, cotangent)
                 rounding, steps = own.rounding(measured), math.prod(n for n, _ in own.use.loops)
@@ -76,7 +76,7 @@ class PartSums:
             return lambda operand, cotangent, _: on_each(operand, cotangent)
 
         lengths, gradients, outputs = self._run(
-            leaves, inputs, list(map(function, self._uses)), [()] * len(self._uses), mapped=True
+            leaves, inputs, list(map(length_of, self._uses)), [()] * len(self._uses), mapped=True
         )
         formed = self._devices.each(lambda gradient: part_length(measure_formed(gradient)[1]))
         found = [lengths[own.use.index] for own in self._uses]
