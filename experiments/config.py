@@ -28,6 +28,7 @@ from dpoptax.training import (
 from dpoptax.training.classifier import Variables, initial_variables
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import unknown_name
+from dpoptax.training.run.seeds import params_key
 from dpoptax.users import UserTable
 from experiments.data import PUBLISHED
 from experiments.data.dictionary import Dictionary
@@ -435,7 +436,7 @@ class ExperimentConfig:
         init = functools.partial(initial_variables, model)
         if not self._has_data:
             return cast(Variables, jax.eval_shape(init, first, jax.random.key(0)))
-        variables = init(np.zeros(first.shape, first.dtype), jax.random.key(self.seed or 0))
+        variables = init(np.zeros(first.shape, first.dtype), params_key(self.seed))
         if self.pretrained is None:
             return variables
         return Variables(**pretrained.load_weights(self.pretrained, model, variables._asdict()))

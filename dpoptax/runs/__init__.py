@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._support.hosts import shared_bytes as shared_bytes
     from dpoptax._support.rounded import delta_text as delta_text
     from dpoptax._support.rounded import epsilon_text as epsilon_text
+    from dpoptax.runs._batches import check_rows as check_rows
     from dpoptax.runs._batches import draw as draw
     from dpoptax.runs._batches import read_batch as read_batch
     from dpoptax.runs._identity import Hidden as Hidden
@@ -40,7 +41,7 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
-            "._batches": ("draw", "read_batch"),
+            "._batches": ("check_rows", "draw", "read_batch"),
             "._private_run": (
                 "PrivateRun",
                 "noise_key_of",

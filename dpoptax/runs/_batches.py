@@ -37,27 +37,55 @@ class Batch(NamedTuple):
     ids: np.ndarray
 
 
-def check_rows(data: PyTree, size: int, unit: str) -> None:
-    """Raises an error unless every leaf of the data has `size` rows.
+def check_rows(
+    data: PyTree,
+    sampler: "Sampler",
+    users: "UserTable | None",
+    *,
+    sources: bool = False,
+) -> None:
+    """Raises an error unless every column of the data has a row for each record.
 
     JAX clamps indices beyond the end. With fewer rows than N, the last row would then fill all
     places of the missing ones, and move the sum by as many clipping bounds.
+
+    Args:
+      data: the columns.
+      sampler: draws records, or users.
+      users: the records of the users.
+      sources: whether a column may also be a list or another sequence of records.
+
+    Raises:
+      TypeError: a column has no rows.
+      ValueError: `data` has another number of rows, or `users` is missing or not expected.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(data)
-    if not leaves:
+    if (sampler.unit == "user") != (users is not None):
+        raise ValueError(
+            "`users` must be the table that made the sampler of the plan, or None if the plan "
+            f"draws examples, got {users!r} for a plan that draws {sampler.unit}s."
+        )
+    size, row = sampler.dataset_size, "example of the plan"
+    if users is not None:
+        size, row = users.num_records, "record of `users`"
+    is_list = (lambda node: isinstance(node, list)) if sources else None
+    columns = jax.tree_util.tree_leaves_with_path(data, is_leaf=is_list)
+    if not columns:
         raise ValueError(f"`data` must hold arrays with {size:,} rows, got {data!r}.")
-    for path, leaf in leaves:
+    for path, column in columns:
         name = f"data{jax.tree_util.keystr(path)}"
-        shape = getattr(leaf, "shape", ())
-        if not shape:
+        shape = () if isinstance(column, str) else getattr(column, "shape", None)
+        if not shape and not (sources and shape is None and hasattr(column, "__getitem__")):
             raise TypeError(
                 f"`{name}` must be an array with a row for each example, got a "
-                f"{type(leaf).__name__} without rows. Convert lists with np.asarray."
+                f"{type(column).__name__} without rows. Convert lists with np.asarray."
             )
-        if shape[0] != size:
+        if len(column) != size:
+            remedy = "Make the plan with the number of rows that are left after filters."
+            if isinstance(column, list):
+                remedy = "A list holds examples: pass several arrays as a tuple or dict."
             raise ValueError(
-                f"`{name}` must have {size:,} rows, one for each {unit} of the plan, got "
-                f"{shape[0]:,}. Make the plan with the number of rows that are left after filters."
+                f"`{name}` must have {size:,} rows, one for each {row}, got {len(column):,}. "
+                f"{remedy}"
             )
 
 
@@ -70,18 +98,9 @@ def example_loader(
     """Returns a function that draws and gathers the batch of a step.
 
     Raises:
-      TypeError: a leaf of `data` is not an array with rows.
-      ValueError: `data` has another number of rows, or `users` is missing or not expected.
+      TypeError, ValueError: as for `check_rows`.
     """
-    if (sampler.unit == "user") != (users is not None):
-        raise ValueError(
-            "`users` must be the table that made the sampler of the plan, or None if the plan "
-            f"draws examples, got {users!r} for a plan that draws {sampler.unit}s."
-        )
-    if users is None:
-        check_rows(data, sampler.dataset_size, "example")
-    else:
-        check_rows(data, users.num_records, "record of `users`, or example")
+    check_rows(data, sampler, users)
     rows_of = functools.partial(_rows, data)
 
     def load(step: int) -> Batch:

@@ -19,6 +19,7 @@ from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.loss_arguments import takes_key
+from dpoptax.training.run.seeds import params_key
 from dpoptax.training.task import PlainPlan, Task
 
 Params = Any
@@ -87,7 +88,7 @@ def classification(
     """
     first = streaming.read(data.train, np.zeros(1, np.int64))["inputs"][0]
     if variables is None:
-        variables = initial_variables(model, jnp.asarray(first), jax.random.key(seed or 0))
+        variables = initial_variables(model, jnp.asarray(first), params_key(seed))
     _check_logits(model, variables, data.train)
     frozen = variables.frozen or None
     loss = example_loss(model)

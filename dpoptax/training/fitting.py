@@ -23,12 +23,13 @@ from dpoptax.runs import (
 )
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_state
-from dpoptax.training.run import inputs, seeds
+from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Context, Log, Record, open_context
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.program import MICROBATCH_SIZE, RunProgram, bounds, noise_values
+from dpoptax.training.run.resume import check_continues
 from dpoptax.training.run.step import TrainingStep, with_fastest_microbatches
 from dpoptax.training.run.training_loop import Job, State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task
@@ -80,7 +81,7 @@ def fit(
     microbatch_size: int | Literal["auto"] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
-    generator: Generator = "threefry",
+    generator: Generator | None = None,
     budget: float | None = None,
     evaluate: Callable[..., Mapping[str, Any] | None] | None = None,
     eval_every: int | None = None,
@@ -140,7 +141,8 @@ def fit(
         one device. All hosts make the same call.
       key: the noise key, which also determines the batches, as for `PrivacyPlan.new_run`. By
         default, one from the operating system, which all hosts share.
-      generator: that of a drawn key, as for `PrivacyPlan.new_run`.
+      generator: that of a drawn key, as for `PrivacyPlan.new_run`. By default that of the run in
+        `workdir`, or "threefry".
       budget: maximum ε at the plan's δ. A step that would exceed it is not taken.
       evaluate: `evaluate(params)` returns metrics by name, or None. If it requires a second
         argument, it also gets the state of `optimizer`, for example for an average of the
@@ -203,7 +205,7 @@ def run_task(
     *,
     mesh: jax.sharding.Mesh | None = None,
     key: jax.Array | None = None,
-    generator: Generator = "threefry",
+    generator: Generator | None = None,
     log: Log = None,
     workdir: str | Path | None = None,
     progress: bool = True,
@@ -358,8 +360,6 @@ def _make_result(
         run = plan.continue_run(state.opt_state)
         guarantee = dataclasses.replace(run.guarantee(state.opt_state), drawn=True)
     if workdir is not None and jax.process_index() == 0:
-        from dpoptax.training.run import records
-
         (workdir / records.STATEMENT).unlink(missing_ok=True)  # there may be one of another run
         if guarantee is not None:
             records.write_text(workdir / records.STATEMENT, guarantee.statement())
@@ -399,7 +399,7 @@ def _metrics(
 def _new_or_continued(
     plan: dpoptax.PrivacyPlan | PlainPlan,
     key: jax.Array | None,
-    generator: Generator,
+    generator: Generator | None,
     begun: Record | None,
     workdir: Path | None,
 ) -> jax.Array:
@@ -409,17 +409,16 @@ def _new_or_continued(
         OtherRunError: The plan, the key or JAX's settings belong to another run.
     """
     if begun is None:
-        return shared_key(generator) if key is None else key
-    kept = key_of_words(np.array(begun["key"], np.uint32))
-    words = {"threefry": 2, "chacha20": 8}[generator]
-    if key is None and len(begun["key"]) != words:
+        return shared_key(generator or "threefry") if key is None else key
+    kept_words = begun["key"]
+    kept = key_of_words(np.array(kept_words, np.uint32))
+    words = {"threefry": 2, "chacha20": 8}.get(generator or "", len(kept_words))
+    if key is None and len(kept_words) != words:
         raise OtherRunError(
             f"`generator` must be that of the run in {workdir}, got {generator!r}. Its noise comes "
             "from another one. Pass the original generator, or use another folder for a new run."
         )
     known = {**settings(), **noise_values(plan, kept if key is None else key)}
-    from dpoptax.training.run.resume import check_continues  # imports orbax
-
     assert workdir is not None
     check_continues(RunIdentity(known), begun, workdir, part=True)
     return kept

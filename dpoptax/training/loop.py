@@ -40,7 +40,7 @@ def train_and_evaluate(
     phases = Announcer(say if progress else None)
     with phases("data"):
         task = config.task()
-    key = None if seed is None else seeds.key_of(seed, options.get("generator", "threefry"))
+    key = None if seed is None else seeds.key_of(seed, options.get("generator") or "threefry")
     summary: Record = {}
 
     def finish(result: FitResult, given: bool) -> None:
@@ -112,7 +112,7 @@ def _privacy(task: Task, guarantee: Guarantee | None) -> Record:
         "clip": clip if clip is None or isinstance(clip, int | float) else repr(clip),
         "budget": task.budget,
         "unit": plan.sampler.unit,
-        **plan.sampler.describe(),
+        **(plan.sampler.describe() if guarantee is None else guarantee.sampling),
     }
     if isinstance(plan, PlainPlan):
         return {**found, "unproven": None if plan.noise is None else plan.reason, "delta": None}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 import dpoptax
+from dpoptax import sampling
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
@@ -153,8 +154,6 @@ def attacks(planned: "Guarantee") -> tuple[float, float]:
 
 def _balls_in_bins(plan: "dpoptax.PrivacyPlan") -> str | None:
     """Describes σ and q under random allocation, if σ/q is smaller than for Poisson sampling."""
-    from dpoptax import sampling
-
     sampler, noise = plan.sampler, plan.noise_multiplier
     poisson = type(sampler) is sampling.PoissonSampler and plan.strategy is None
     if not poisson or plan.accountant != "pld" or not isinstance(noise, int | float) or plan.also:

@@ -13,11 +13,16 @@ from experiments.data.published_data import load_published
 from tests.published_data import write_cifar, write_mnist
 
 TRAIN_CONFIG = """
+from dpoptax.training import Task
 from experiments.config import ExperimentConfig
 
-def get_config():
-    return ExperimentConfig(dataset="mnist", model="linear", steps=1, batch_size=4, epsilon=None,
-                       noise_multiplier=1.0, accountant="rdp")
+RUN = ExperimentConfig(
+    dataset="mnist", model="linear", steps=1, batch_size=4, epsilon=None, noise_multiplier=1.0,
+    accountant="rdp",
+)
+
+def run(settings: ExperimentConfig = RUN) -> Task:
+    return settings.task()
 """
 
 

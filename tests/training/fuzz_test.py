@@ -5,6 +5,7 @@ import io
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -46,7 +47,7 @@ def _plan(config, workdir, **options):
     if (seed := loop.seed_of(config)) is not None:
         seeds.key_of(seed, "threefry")
     program = RunProgram(task, Devices())
-    program.chain(any_key()).init(task.params)
+    jax.eval_shape(program.chain(any_key()).init, task.params)
     raise _PlannedError
 
 

@@ -12,8 +12,10 @@ import types
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+import experiments.config
 from dpoptax._rounding.block_sums import WholeBatch, tau
 from dpoptax.runs import OtherRunError, key_of_words
 from dpoptax.training import ConfigError, cache_folder, loop
@@ -24,7 +26,6 @@ from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.program import RunProgram, any_key
 from dpoptax.training.run.training_loop import TrainingLoop
-from experiments.config import PublishedSpec
 from experiments.methods import DPSGD, Disk, NonPrivate
 from tests.runs import CONFIG
 
@@ -299,13 +300,11 @@ def _changed(train, name, place):
     ids=["the last label", "any label", "a pixel", "the order"],
 )
 def test_refuses_other_data(undisturbed, monkeypatch, change):
-    load = PublishedSpec.load
-
     def other(spec):
-        whole = load(spec)
+        whole = spec.load()
         return dataclasses.replace(whole, **change(whole))
 
-    monkeypatch.setattr(PublishedSpec, "load", other)
+    monkeypatch.setattr(experiments.config, "_loaded", other)
     with pytest.raises(OtherRunError, match=r"examples must be the same as in the first 6 steps"):
         run(undisturbed[1])
     assert (undisturbed[1] / "summary.json").exists()  # it still states the spent budget
@@ -451,7 +450,7 @@ def test_changed_bits_of_small_arrays_are_found(tmp_path):
 def test_no_checkpoint_is_removed_before_two_newer_ones_are_on_the_disk(tmp_path, monkeypatch):
     """A failure of power may damage the newest checkpoint, which nobody has waited for."""
     folder, on_disk = tmp_path / "checkpoints", []
-    write, save = checkpoints_module._write_through, checkpoints_module.ocp.CheckpointManager.save
+    write, save = checkpoints_module._write_through, ocp.CheckpointManager.save
 
     def written(checkpoint):
         write(checkpoint)
@@ -462,7 +461,7 @@ def test_no_checkpoint_is_removed_before_two_newer_ones_are_on_the_disk(tmp_path
         return save(manager, step, **options)
 
     monkeypatch.setattr(checkpoints_module, "_write_through", written)
-    monkeypatch.setattr(checkpoints_module.ocp.CheckpointManager, "save", saved)
+    monkeypatch.setattr(ocp.CheckpointManager, "save", saved)
     with Checkpoints(folder) as checkpoints:
         for step in range(6):
             checkpoints.save(step, {"w": jax.numpy.zeros(2)}, {})
@@ -516,7 +515,7 @@ def test_never_restarts_without_checkpoints_of_earlier_run(stopped, capsys, tmp_
 
 @pytest.mark.slow
 def test_failed_write_reports_step_to_resume_from(tmp_path, undisturbed, monkeypatch):
-    save = checkpoints_module.ocp.CheckpointManager.save
+    save = ocp.CheckpointManager.save
 
     def full(self, step, **kwargs):
         if step == 4:
@@ -524,7 +523,7 @@ def test_failed_write_reports_step_to_resume_from(tmp_path, undisturbed, monkeyp
         return save(self, step, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints_module.ocp.CheckpointManager, "save", full)
+        patch.setattr(ocp.CheckpointManager, "save", full)
         with pytest.raises(CheckpointError, match=r"No space left.*continues from step 2"):
             run(tmp_path)
     run(tmp_path)
@@ -544,7 +543,7 @@ def test_partial_checkpoints_are_removed(tmp_path):
 
 
 def test_shows_failures_but_no_advice_of_orbax():
-    logger, file = logging.getLogger("absl"), checkpoints_module.ocp.__file__
+    logger, file = logging.getLogger("absl"), ocp.__file__
     for path, level, text, shown in (
         (file, logging.WARNING, "text", False),
         (file, logging.ERROR, "text", True),
@@ -586,7 +585,7 @@ def test_failed_open_releases_lock(tmp_path, monkeypatch):
         raise OSError("the disk")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints_module.ocp, "CheckpointManager", fail)
+        patched.setattr(ocp, "CheckpointManager", fail)
         with pytest.raises(OSError, match="the disk"):
             Checkpoints(tmp_path)
     with Checkpoints(tmp_path) as opened:

@@ -166,7 +166,7 @@ def test_prices_correlated_noise_with_sampler_and_steps(tmp_path):
     assert summary["noise_multiplier"] > 1.1 * TINY.task().plan.noise_multiplier
     assert (summary["sampling"], summary["cycle_length"]) == ("CyclicPoissonSampler", 3)
     said = text("run", plan_run(config.task(), count_flops=False))
-    assert "replace-special, cyclic sampling" in said
+    assert "drawn by CyclicPoissonSampler" in said
     given = {"noise_multiplier": summary["noise_multiplier"], "epsilon": None, "steps": 12}
     with pytest.raises(ValueError, match=r"^`(strategy|steps)`.* must be"):
         resume_test.run(tmp_path, **changes | given)

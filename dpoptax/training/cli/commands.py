@@ -8,7 +8,8 @@ from typing import Any
 
 import tyro
 
-from dpoptax.training import named_configs
+from dpoptax import accounting
+from dpoptax.training import named_configs, planning
 from dpoptax.training.cli.options import (
     AuditOptions,
     NoOptions,
@@ -18,16 +19,17 @@ from dpoptax.training.cli.options import (
     configs_by_name,
     parse,
 )
+from dpoptax.training.cli.search_options import CompareArguments, SweepArguments, with_data
 from dpoptax.training.config import Config, load_config
 from dpoptax.training.errors import ConfigError
-
-# Each command imports its own modules, so that it starts quickly.
+from dpoptax.training.loop import seed_of, train_and_evaluate
+from dpoptax.training.run import devices, records
+from dpoptax.training.run.announcer import Announcer, say
+from dpoptax.training.search import sweep
+from dpoptax.training.search.compare import compare, table
 
 
 def _train(arguments: list[str]) -> int:
-    from dpoptax.training.loop import seed_of, train_and_evaluate
-    from dpoptax.training.run import devices, records
-
     path, config = _config_of("train", arguments)
     config, given = parse(
         config,
@@ -80,9 +82,6 @@ def _configs(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    from dpoptax.training import planning
-    from dpoptax.training.run.announcer import Announcer, say
-
     paths, rest = _paths_first(arguments)
     if "--suggest" in rest:
         return _suggest(paths, [argument for argument in rest if argument != "--suggest"])
@@ -95,8 +94,8 @@ def _plan(arguments: list[str]) -> int:
                 f"Options need one run, but {' '.join(paths)} names {len(configs)} runs. Pass "
                 "FILE:NAME before the options."
             )
-        table, refused = planning.table(configs, progress=True)
-        print(table)
+        costs, refused = planning.table(configs, progress=True)
+        print(costs)
         if refused:
             raise ConfigError("\n".join(map(str, refused)))
         return 0
@@ -115,8 +114,6 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _price(options: list[str]) -> int:
-    from dpoptax.training import planning
-
     plan = tyro.cli(
         PriceArguments,
         args=options,
@@ -129,9 +126,6 @@ def _price(options: list[str]) -> int:
 
 
 def _suggest(paths: list[str], options: list[str]) -> int:
-    from dpoptax import accounting
-    from dpoptax.training import planning
-
     known: dict[str, Any] = {}
     if paths:
         task = _config_of("plan --suggest", paths)[1].task()
@@ -182,9 +176,6 @@ def _suggest(paths: list[str], options: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    from dpoptax.training.cli.search_options import CompareArguments, with_data
-    from dpoptax.training.search.compare import compare, table
-
     given = tyro.cli(
         CompareArguments,
         args=arguments,
@@ -198,9 +189,6 @@ def _compare(arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from dpoptax.training.cli.search_options import SweepArguments, with_data
-    from dpoptax.training.search import sweep
-
     given = tyro.cli(
         SweepArguments,
         args=arguments,

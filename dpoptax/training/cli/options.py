@@ -4,16 +4,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from dpoptax import PrivacyPlan, sampling
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-
-if TYPE_CHECKING:
-    from dpoptax import PrivacyPlan
 
 Options = TypeVar("Options")
 
@@ -27,9 +25,10 @@ class TrainOptions:
     checkpoints/. The same command resumes an interrupted run."""
     parallel: Literal["none", "devices", "hosts"] = "none"
     """Devices that share each batch: one device, all of this process, or all of several hosts."""
-    generator: Literal["threefry", "chacha20"] = "threefry"
-    """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With chacha20,
-    the guarantee holds against adversaries who cannot break these ciphers."""
+    generator: Literal["threefry", "chacha20"] | None = None
+    """Generator of the noise: threefry (the default of a new run), or chacha20 with batches drawn
+    by SHAKE-256. With chacha20, the guarantee holds against adversaries who cannot break these
+    ciphers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,14 +102,12 @@ class PriceArguments:
     sampling: Literal["poisson", "fixed_size", "balls_in_bins"] = "poisson"
     """Sampling of batches: independent draws, a fixed size, or each example once per epoch."""
 
-    def plan(self) -> "PrivacyPlan":
+    def plan(self) -> PrivacyPlan:
         """Returns the plan.
 
         Raises:
             ValueError: A number is missing, given twice or out of range.
         """
-        from dpoptax import PrivacyPlan, sampling
-
         samplers: dict[str, Any] = {
             "poisson": sampling.PoissonSampler,
             "fixed_size": sampling.FixedSizeSampler,

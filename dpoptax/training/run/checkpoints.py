@@ -28,7 +28,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from dpoptax.runs import differing
 from dpoptax.training import cache_folder, hosts
@@ -80,6 +79,8 @@ class Checkpoints:
         Raises:
             CheckpointError: The directory cannot be created, or it belongs to another user.
         """
+        import orbax.checkpoint as ocp  # takes a second, and runs without a folder do not need it
+
         self.directory = directory.absolute()
         try:
             cache_folder.make_private(self.directory)
@@ -140,6 +141,8 @@ class Checkpoints:
             CheckpointError: This checkpoint, or with `wait=False` the previous one, could not be
                 written.
         """
+        import orbax.checkpoint as ocp
+
         self.finish()  # the previous one must be on the disk before an older one is removed
         arrays, stored = _arrays(state), dict[str, Any]()
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
@@ -219,6 +222,8 @@ class Checkpoints:
 
     def _read_record(self, step: int) -> tuple[dict[str, Any], dict[str, str] | None]:
         """Returns the record, and the arrays as text if they are stored in it."""
+        import orbax.checkpoint as ocp
+
         args = ocp.args.Composite(record=ocp.args.JsonRestore())
         record = self._manager.restore(step, args=args)["record"]
         if record["format"] != FORMAT or record["step"] != step:
@@ -236,6 +241,8 @@ class Checkpoints:
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
             for name, x in like.items()
         }
+        import orbax.checkpoint as ocp
+
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
         arrays: dict[str, jax.Array] = self._manager.restore(step, args=args)["state"]
         return arrays

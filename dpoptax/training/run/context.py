@@ -4,15 +4,14 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import jax
 
+from dpoptax.training.run import records, resume
 from dpoptax.training.run.announcer import Announcer
+from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.training.run.devices import Devices
-
-if TYPE_CHECKING:
-    from dpoptax.training.run.checkpoints import Checkpoints
 
 Record = dict[str, Any]
 
@@ -37,7 +36,7 @@ class Context:
 
     place: Devices
     phases: Announcer
-    checkpoints: "Checkpoints | None" = None
+    checkpoints: Checkpoints | None = None
     begun: Record | None = None
     observe: Callable[[Record], object] = lambda record: None
     progress: bool = False
@@ -75,9 +74,6 @@ def open_context(
     sinks: list[Callable[[Record], object]] = []
     with contextlib.ExitStack() as stack:
         if workdir is not None:
-            from dpoptax.training.run import resume  # imports orbax, which takes a second
-            from dpoptax.training.run.checkpoints import Checkpoints
-
             checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints"))
             with phases("checkpoints"):
                 begun = resume.begun(checkpoints, workdir)
@@ -112,8 +108,6 @@ def metrics_file(path: Path, shown: int = 0) -> Iterator[Callable[[Record], obje
     The records up to step `shown` replace the file atomically. Until then, the old file documents
     the steps that an earlier start has shown.
     """
-    from dpoptax.training.run import records
-
     with contextlib.ExitStack() as stack:
         file: TextIO | None = None
         held = ""

@@ -30,7 +30,7 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
         spent = last
         bounds = [record["epsilon"] for record in history]
         spent.plot(steps, bounds, color=COLORS[2], label="spent, at most")
-        budget = summary["config"]["epsilon"]
+        budget = summary["budget"]
         if budget is not None:
             spent.axhline(budget, color="#666666", linestyle="--", label="budget")
         spent.set_ylim(bottom=0)

@@ -12,6 +12,7 @@ import optax
 from jax.sharding import AxisType, Mesh
 
 import dpoptax
+from dpoptax.runs import check_rows
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_key
 from dpoptax.training.run.devices import Devices
@@ -160,33 +161,10 @@ def checked_data(
             "`data` must hold the examples to train on them, got their shapes, which only plan a "
             "run. Pass the data, such as by --data-dir."
         )
-    for column in columns:
-        shape = getattr(column, "shape", None)
-        if isinstance(column, str) or shape == () or not hasattr(column, "__getitem__"):
-            raise TypeError(
-                "`data` must be a tree of arrays or of sequences with a row for each example, got "
-                f"a {type(column).__name__} in it."
-            )
-    unit, size = plan.sampler.unit, plan.sampler.dataset_size
-    if (unit == "user") != (users is not None):
-        got = "None" if users is None else "a table"
-        raise ValueError(
-            "`users` must be the table that made the sampler of `plan`, or None if `plan` draws "
-            f"examples, got {got} for a plan that draws {unit}s."
-        )
+    check_rows(data, plan.sampler, users, sources=True)
     if users is not None:
         # Raises if the sampler does not draw this table's users. The run has another seed.
         users.sample(dataclasses.replace(plan.sampler, seed=0), 0)
-        size = users.num_records
-    lengths = sorted({len(column) for column in columns})
-    if lengths != [size]:
-        remedy = "A list holds examples: pass several arrays as a tuple or dict."
-        raise ValueError(
-            f"`data` must have {size:,} rows, one for each example of "
-            f"{'the plan' if users is None else '`users`'}, got {lengths}."
-            + f" {remedy}"
-            * isinstance(data, list)
-        )
     found, checked = streaming.count_not_finite(data)
     if found:
         raise ValueError(

@@ -18,10 +18,25 @@ def key_of(seed: int, generator: str) -> jax.Array:
     Raises:
         ConfigError: The seed is negative or too large.
     """
+    return _key(seed, b"noise", 8 if generator == "chacha20" else 2)
+
+
+def params_key(seed: int | None) -> jax.Array:
+    """Returns the key of initial parameters, of which a large seed's noise key is independent.
+
+    Raises:
+        ConfigError: As for `key_of`.
+    """
+    if seed is None or 0 <= seed < 2**32:
+        return jax.random.key(seed or 0)
+    return _key(seed, b"initial parameters", 2)
+
+
+def _key(seed: int, use: bytes, words: int) -> jax.Array:
+    """Hashes a seed to a key for one use."""
     if not 0 <= seed < 2**256:
         raise ConfigError(f"`seed` must be from 0 to 2**256 - 1, got {seed}.")
-    words = 8 if generator == "chacha20" else 2
-    digest = hashlib.shake_256(seed.to_bytes(32, "big") + b"noise").digest(4 * words)
+    digest = hashlib.shake_256(seed.to_bytes(32, "big") + use).digest(4 * words)
     return key_of_words(np.frombuffer(digest, np.uint32))
 
 

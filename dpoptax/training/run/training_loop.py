@@ -12,7 +12,7 @@ from dpoptax.runs import Hidden, RunIdentity, settings, tree_digest
 from dpoptax.sampling import Sampler
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.data import streaming
-from dpoptax.training.run import records
+from dpoptax.training.run import records, resume
 from dpoptax.training.run.announcer import PATIENCE
 from dpoptax.training.run.context import Context, Record
 from dpoptax.training.run.feeding import Feed
@@ -131,8 +131,6 @@ class TrainingLoop:
 
     def _identify(self) -> RunIdentity:
         """Returns everything that decides the releases. Several hosts compare it here."""
-        from dpoptax.training.run import resume
-
         job, sampler = self.job, self.job.sampler(self.state.opt_state)
         args = on_one_device(self._arguments(), sampler.padded_size)
         identity = RunIdentity(
@@ -164,8 +162,6 @@ class TrainingLoop:
             begun = checkpoints.restore((self.state.params, self.state.opt_state))
         if begun is None:
             return False
-        from dpoptax.training.run import resume
-
         (params, opt_state), saved = begun
         # If a damaged checkpoint was removed, this one is older than the last shown step.
         assert self._identity is not None
@@ -313,8 +309,6 @@ class TrainingLoop:
         state, checkpoints = self.state, self.context.checkpoints
         if checkpoints is None:
             return
-        from dpoptax.training.run import resume
-
         with self.context.phases("checkpoints"):
             assert self._identity is not None
             record = {
