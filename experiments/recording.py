@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import dpoptax
+from dpoptax._support.figures import new_figure
+from dpoptax.filters import spectrum
 from dpoptax.training import ConfigError
 from dpoptax.training.fitting import run_task
 from dpoptax.training.run import seeds
@@ -97,13 +98,46 @@ class Recording(NamedTuple):
     params: Any
 
     def write(self, folder: Path) -> None:
-        """Writes recording.npz, for `dpoptax.filters.spectrum.load`, and spectrum.png."""
+        """Writes recording.npz, and spectrum.png if there is more than one step."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "recording.npz"
         np.savez_compressed(path, allow_pickle=False, stddev=np.float64(self.stddev), **self.values)
         if len(self.values["released"]) > 1:
-            found = dpoptax.filters.spectrum.load(path)
-            dpoptax.filters.spectrum.plot(found, folder / "spectrum.png")
+            self._draw(folder / "spectrum.png")
+
+    def _draw(self, path: Path, window: int = 50) -> None:
+        """Draws power spectra, autocorrelation and signal-to-noise ratio.
+
+        The ratio is left out if the noise does not have a single standard deviation.
+        """
+        known = np.isfinite(self.stddev) and self.stddev > 0
+        figure = new_figure(figsize=(10.5 if known else 7.2, 3.2))
+        spectra, correlations, *rest = figure.subplots(1, 3 if known else 2)
+        for label, color in (("released", "#0072B2"), ("filtered", "#D55E00")):
+            series = self.values[label]
+            omega, power = spectrum.power_spectrum(series)
+            spectra.semilogy(omega / np.pi, power, color=color, label=label)
+            lags = spectrum.autocorrelation(series, min(40, len(series) - 1))
+            correlations.plot(lags / lags[0], color=color, label=label, marker=".", markersize=3)
+        if known:
+            spectra.axhline(
+                self.stddev**2, color="#666666", linestyle="--", linewidth=1, label="noise added"
+            )
+            steps = len(self.values["released"])
+            width = min(window, steps)
+            ratio = spectrum.running_snr(self.values["released"], self.stddev, window=width)
+            rest[0].plot(np.arange(width, steps + 1), ratio, color="#009E73")
+            rest[0].set(
+                xlabel="step", ylabel=f"signal / noise power, {width} steps", ylim=(0, None)
+            )
+        spectra.set(xlabel="frequency (π radians per step)", ylabel="power density per coordinate")
+        correlations.set(xlabel="lag (steps)", ylabel="autocorrelation (lag 0 = 1)")
+        for panel in (spectra, correlations):
+            panel.legend(frameon=False, fontsize="small")
+        for panel in (spectra, correlations, *rest):
+            panel.grid(alpha=0.25)
+            panel.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, dpi=200)
 
 
 def record_run(config: ExperimentConfig, coordinates: int, *, progress: bool = False) -> Recording:

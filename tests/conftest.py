@@ -204,7 +204,7 @@ def no_rounding(monkeypatch):
 
     def forget():
         renyi.sampled_gaussian_rdp.cache_clear()
-        accountants._priced.cache_clear()
+        accountants._price.cache_clear()
 
     forget()
     monkeypatch.setattr(renyi, "rounding", lambda orders: np.zeros(np.shape(orders)))

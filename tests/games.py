@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 
 import dpoptax
-from dpoptax import accounting, auditing, sampling
+from dpoptax import auditing, sampling
 from dpoptax._release import ledger
 from dpoptax.contrib._coordinates import to_hyperspherical
+from tests.helpers import planned_epsilon
 
 PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(2)}
 CLIP = dpoptax.l2_clip(0.5)
@@ -36,6 +37,13 @@ def poisson(records=64, batch_size=None):
     return sampling.PoissonSampler(records, records if batch_size is None else batch_size, seed=0)
 
 
+def canary_gradients(transform, clip, size, sampler, *, steps=1):
+    """Returns a game for `audit_one_run`: the gradient of example i is a long i-th unit vector."""
+    dataset = 1e3 * clip.sensitivity * jnp.eye(sampler.dataset_size, size)
+    grad_fn = dpoptax.clipped_grad(auditing.linear_loss, clip)
+    return auditing.Game(transform, grad_fn, jnp.zeros(size), dataset, sampler, steps)
+
+
 def noise(sampler, noise_multiplier=1.0):
     """Returns the noise stage for a sampler."""
     return dpoptax.gaussian_noise(
@@ -53,9 +61,12 @@ def method(name, sampler, noise_multiplier=1.0):
 @functools.cache
 def claim(noise_multiplier=1.0, probability=1.0, steps=1, delta=1e-5):
     """Returns ε from the accountant."""
-    return accounting.planned_guarantee(
-        noise_multiplier=noise_multiplier, sampling_probability=probability, steps=steps
-    ).epsilon(delta)
+    return planned_epsilon(
+        noise_multiplier=noise_multiplier,
+        sampling_probability=probability,
+        steps=steps,
+        delta=delta,
+    )
 
 
 def signed(state):

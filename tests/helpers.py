@@ -16,6 +16,7 @@ from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping import cost_model, plan
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, trace_batch
+from dpoptax._pricing import accountants, events, renyi_accountant
 from dpoptax._release.ledger import count_releases
 from dpoptax._rounding import bounds
 from dpoptax._rounding.block_sums import WholeBatch
@@ -66,9 +67,26 @@ def force_norm_method(monkeypatch, way):
     monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: choose())
 
 
+def profile(event, relation, interval=1e-3, **options):
+    """Returns pairs of ε and δ that PLD proves, for the worse direction."""
+    epsilons, deltas = accountants.curves_of(event, relation, interval, **options)
+    return epsilons, deltas.max(0)
+
+
+def divergences(event, orders, relation="add-or-remove-one"):
+    """Returns the bounds on the Rényi divergences of an event, (orders,)."""
+    parts = events.parts_of(event)
+    return renyi_accountant.accountant_of(parts, events.RELATIONS[relation], orders).rdp
+
+
 def event_epsilon(event, delta, **options):
     """Returns ε of a dp_accounting event at δ."""
     return accounting.Guarantee(event, **options).epsilon(delta)
+
+
+def planned_epsilon(*, delta=1e-5, **run):
+    """Returns ε of a planned run at δ."""
+    return accounting.planned_guarantee(**run).epsilon(delta)
 
 
 def after_releases(tx, params, count):

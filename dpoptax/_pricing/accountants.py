@@ -11,8 +11,6 @@ Together with the modules below, it closes six gaps of dp_accounting 0.6:
 * Neither supports random allocation.
 * Its PLD does not bound the rounding of Fourier transforms (`composition`).
 
-Its PLD of a sampled Gaussian loops over ε in Python, which `sampled_gaussian` replaces by arrays.
-
 Neither can compose random participation in sums with correlated noise. `monte_carlo` prices it for
 one run at a time. PLD and RDP price an event that bounds it.
 """
@@ -20,6 +18,7 @@ one run at a time. PLD and RDP price an event that bounds it.
 import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 import numpy as np
@@ -28,7 +27,6 @@ from dp_accounting import dp_event, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
 from dpoptax._pricing import composition, privacy_losses
-from dpoptax._pricing.checks import is_hashable
 from dpoptax._pricing.events import (
     CustomDpEvent,
     GroupDpEvent,
@@ -37,6 +35,9 @@ from dpoptax._pricing.events import (
     parts_of,
     without_truncation,
 )
+
+if TYPE_CHECKING:
+    from dpoptax._pricing.importance_sampling import Run
 
 DISCRETIZATION = 1e-4
 # PLD states infinity above this ε. The interval of its grid would be so large that its exponential
@@ -48,6 +49,8 @@ LEAST_DELTA = 1e-10
 _INVISIBLE = 0.1 * LEAST_DELTA
 # The largest ratio of the interval to the standard deviation of a loss.
 _BLUR = 0.25
+# The largest ε that "monte_carlo" searches. Exponentials of larger values might overflow.
+_MOST_DRAWN = 500.0
 # Events that are priced from the curve of another event.
 _DERIVED = dp_event.RepeatAndSelectDpEvent, GroupDpEvent
 # Enough orders for a starting point, at a hundredth of the cost of all orders.
@@ -66,11 +69,12 @@ def epsilon_of(
     A coarser interval of the privacy loss makes PLD faster and its bound looser. Prices are cached:
     a run needs the last price of its calibration again, and so do runs with other seeds.
     """
-    parts = ((event, 1),) if accountant == "monte_carlo" else parts_of(event)
-    price = _priced if is_hashable(parts) else _price
-    return price(parts, delta, accountant, relation, interval)
+    if accountant == "monte_carlo":
+        return _monte_carlo_epsilon(event, delta, relation, interval)
+    return _price(parts_of(event), delta, accountant, relation, interval)
 
 
+@functools.lru_cache(maxsize=4096)
 def _price(
     parts: Parts,
     delta: float,
@@ -78,8 +82,6 @@ def _price(
     relation: dpa.NeighboringRelation,
     interval: float,
 ) -> float:
-    if accountant == "monte_carlo":
-        return _monte_carlo_epsilon(parts[0][0], delta, relation, interval)
     plain, overflow, only_by_delta = without_truncation(parts)
     if overflow >= delta and only_by_delta:
         raise ValueError(
@@ -101,10 +103,7 @@ def _price(
     return price(parts, delta)
 
 
-_priced = functools.lru_cache(maxsize=4096)(_price)
-
-
-def profile_of(
+def curves_of(
     event: Event,
     relation: dpa.NeighboringRelation,
     interval: float,
@@ -116,24 +115,14 @@ def profile_of(
 
     δ is larger at the end if an infinite loss is more probable. If PLD proves no ε there, the only
     pair has an infinite ε. Results are cached as in `epsilon_of`.
+
+    Returns:
+      ε, (points,), and δ for removing and for adding a record, (2, points).
     """
-    epsilons, deltas = curves_of(event, relation, interval, least_delta=least_delta, points=points)
-    return epsilons, deltas.max(0)
+    return _curves(parts_of(event), relation, interval, least_delta, points)
 
 
-def curves_of(
-    event: Event,
-    relation: dpa.NeighboringRelation,
-    interval: float,
-    *,
-    least_delta: float,
-    points: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ε as `profile_of`, and δ for removing and for adding a record, (2, points)."""
-    arguments = parts_of(event), relation, interval, least_delta, points
-    return (_computed_curves if is_hashable(arguments) else _curves)(*arguments)
-
-
+@functools.lru_cache(maxsize=256)
 def _curves(
     parts: Parts,
     relation: dpa.NeighboringRelation,
@@ -164,9 +153,6 @@ def _curves(
     return epsilons, deltas
 
 
-_computed_curves = functools.lru_cache(maxsize=256)(_curves)
-
-
 def delta_of(
     event: Event, epsilon: float, accountant: str, relation: dpa.NeighboringRelation
 ) -> float:
@@ -192,11 +178,6 @@ def delta_of(
     return min(found, price(parts))
 
 
-def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelation) -> np.ndarray:
-    """Returns Rényi divergences, with doubled sensitivity under replace-one."""
-    return _rdp_accountant(parts_of(event), relation, orders).rdp
-
-
 def guessed_epsilon(parts: Parts, delta: float, relation: dpa.NeighboringRelation) -> float:
     """Returns a rough ε by RDP without truncation, as a starting point."""
     plain, _, _ = without_truncation(parts)
@@ -208,21 +189,14 @@ def guessed_epsilon(parts: Parts, delta: float, relation: dpa.NeighboringRelatio
             (e.similar() if isinstance(e, CustomDpEvent) else e, count) for e, count in plain
         ]
         return _rdp_epsilon(tuple(similar), delta, relation, FEW_ORDERS)
-    # At integer orders, dp_accounting suffices.
-    total = np.zeros(len(FEW_ORDERS))
+    # At integer orders, dp_accounting suffices, and `renyi` need not be imported.
+    accountant = rdp.RdpAccountant(FEW_ORDERS, relation)
     try:
         for event, count in plain:
-            divergences = _few_divergences if is_hashable(event) else _few_divergences.__wrapped__
-            total += count * divergences(event, relation)
+            accountant.compose(event, count)
     except dpa.UnsupportedEventError as error:
         raise _unsupported("rdp", plain, relation) from error
-    return float(rdp.compute_epsilon(FEW_ORDERS, total, delta)[0])
-
-
-@functools.lru_cache(maxsize=64)
-def _few_divergences(event: Event, relation: dpa.NeighboringRelation) -> np.ndarray:
-    """Returns divergences of one step, which a curve needs for many step counts."""
-    return rdp.RdpAccountant(FEW_ORDERS, relation).compose(event).rdp
+    return float(accountant.get_epsilon(delta))
 
 
 def _pld_epsilon(
@@ -300,7 +274,7 @@ def _rdp_epsilon(
 def _rdp_accountant(
     parts: Parts,
     relation: dpa.NeighboringRelation,
-    orders: Sequence[float] | np.ndarray | None = None,
+    orders: Sequence[float] | None = None,
 ) -> rdp.RdpAccountant:
     from dpoptax._pricing import renyi_accountant  # only "rdp" and rare events need it
 
@@ -322,11 +296,42 @@ def _unsupported(kind: str, parts: Parts, relation: dpa.NeighboringRelation) -> 
 def _monte_carlo_epsilon(
     event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> float:
-    """Returns an upper confidence bound on ε; a coarser interval reduces the number of draws."""
-    from dpoptax._pricing import monte_carlo_accountant  # only "monte_carlo" needs it
+    """Returns an upper confidence bound on ε, at most the "pld" price of the event's bound.
 
-    def by_pld(bound: Event) -> float:
-        return epsilon_of(bound, delta, "pld", relation, interval)
+    A coarser interval reduces the number of draws.
+    """
+    # Only "monte_carlo" needs them.
+    from dpoptax._pricing import importance_sampling, random_allocation
+    from dpoptax._pricing.custom_events import ParticipationDpEvent
 
-    effort = 1.0 if interval <= DISCRETIZATION else 0.1
-    return monte_carlo_accountant.epsilon_of(event, delta, relation, by_pld, effort)
+    if isinstance(event, dpa.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, dpa.NonPrivateDpEvent):
+        return math.inf
+    if not isinstance(event, ParticipationDpEvent):
+        raise ValueError(
+            "`accountant` must be 'pld' or 'rdp', except for one run with a "
+            "RandomAllocationSampler or a MinSeparationSampler, got 'monte_carlo' for an event of "
+            f"type {type(event).__name__}."
+        )
+    if relation is dpa.NeighboringRelation.REPLACE_ONE:
+        raise ValueError(
+            "`neighboring_relation` must be the sampler's for accountant='monte_carlo', got "
+            "'replace_one'."
+        )
+    known = epsilon_of(event.bound, delta, "pld", relation, interval)
+    lowest, highest = random_allocation.MULTIPLIERS
+    if event.overflow >= delta or not lowest <= event.noise_multiplier <= highest:
+        return known
+    run = importance_sampling.Run(event.chain, event.column, event.steps, event.noise_multiplier)
+    most, effort = min(known, _MOST_DRAWN), 1.0 if interval <= DISCRETIZATION else 0.1
+    found = _drawn_epsilon(run, delta - event.overflow, most, effort)
+    return found if found < most else known
+
+
+@functools.lru_cache(maxsize=256)
+def _drawn_epsilon(run: "Run", delta: float, most: float, effort: float) -> float:
+    """Returns `monte_carlo.epsilon_bound`, which takes up to a minute, from a cache."""
+    from dpoptax._pricing import monte_carlo
+
+    return monte_carlo.epsilon_bound(run, delta, most=most, effort=effort)

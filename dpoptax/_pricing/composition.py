@@ -257,7 +257,7 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
 def _infinite(parts: list[_Losses]) -> float:
     """Returns the probability of an infinite loss."""
     if len(parts) == 1 and parts[0].count == 1:
-        return parts[0].infinite  # not rounded
+        return parts[0].infinite  # not rounded, so that a δ equal to it is still provable
     if any(part.infinite >= 1 for part in parts):
         return 1.0
     return -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
@@ -323,20 +323,24 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
     log_least, log_most, phase = np.zeros((3, size // 2 + 1))
     rounded, stages = 0.0, _STAGE * _UNIT * math.log2(size)
     for part, mass, moment in zip(parts, masses, moments, strict=True):
+        # A loss outside of the window lands on another one in it. The module docstring bounds this.
         places = (part.first + np.arange(len(mass))) % size
         transform = fft.rfft(np.bincount(places, mass, size))
         logs = np.where(mass > 0, part.logs, 0.0)
         sizes = np.abs(logs) + np.abs(tilt * part.losses) + abs(moment) + 1.0
         off = _OPERATION * _UNIT * _dot(mass, sizes) + stages * float(mass.sum())
+        # Logarithms, since the power of a small number underflows long before the product ends.
         absolute = np.abs(transform)
         log_least += part.count * np.log(np.maximum(absolute, _TINY))
         log_most += part.count * np.log(absolute + off)
         phase += part.count * np.angle(transform)
         rounded += part.count * _OPERATION * _UNIT * (math.pi + 1.0)
     power = np.exp(log_least + 1j * phase)
+    # Π(|F̂| + η)^n − Π|F̂|^n, without the cancellation of a difference of two large products.
     error = np.exp(log_most) * -np.expm1(np.minimum(log_least - log_most, 0.0))
     error += np.abs(power) * (math.expm1(rounded) - _OPERATION * _UNIT * log_least)
     found = np.roll(fft.irfft(power, size), -(start % size))
+    # A real transform keeps half of the frequencies. The others have the same errors, hence the 2.
     off = math.sqrt(2.0 / size) * _norm(error)
     off += stages * _norm(found)
     losses = (start + np.arange(size)) * interval

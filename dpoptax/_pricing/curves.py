@@ -30,6 +30,7 @@ def chords(epsilons: np.ndarray, deltas: np.ndarray, at: np.ndarray) -> np.ndarr
     """
     left = np.clip(np.searchsorted(epsilons, at, "right") - 1, 0, len(epsilons) - 2)
     width = epsilons[left + 1] - epsilons[left]
+    # The chord is straight in e^ε, not in ε. Without `minimum`, it would fall below δ at the end.
     share = np.expm1(np.minimum(at - epsilons[left], width)) / np.expm1(width)
     return deltas[..., left] + share * (deltas[..., left + 1] - deltas[..., left])
 
@@ -49,6 +50,7 @@ def losses(epsilons: np.ndarray, deltas: np.ndarray, interval: float) -> pld_pmf
     check_size((last - first) * interval, interval)
     last = max(first + 1, last)
     at = interval * np.arange(first, last + 1)
+    # δ decreases in ε, so a bound at a smaller ε also holds here.
     bounds = np.minimum.accumulate(np.clip(chords(epsilons, deltas, at), 0.0, 1.0))
     found = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, bounds)
     return found.to_dense_pmf()
@@ -119,6 +121,7 @@ def symmetric(above: pld_pmf.DensePLDPmf, interval: float) -> Pair:
 
 def corners(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the points that maximize high − r low for some r ≥ 0, by increasing `low`."""
+    # The upper convex hull, by one sweep: a point below the line between its neighbors is dropped.
     kept: list[int] = []
     for i in np.lexsort((-high, low)):
         if kept and high[i] <= high[kept[-1]]:

@@ -15,11 +15,9 @@ from dpoptax._pricing.checks import number
 from dpoptax._pricing.events import (
     MULTIPLIERS,
     CustomDpEvent,
-    Parts,
     Uncut,
     composition_of,
     gaussian_event,
-    hashable,
     parts_of,
     poisson_event,
     without_truncation,
@@ -42,10 +40,6 @@ class WorstOfDpEvent(CustomDpEvent):
     """
 
     events: tuple[Event, ...]
-
-    def parts(self, count: int) -> Parts:
-        """Returns `count` repetitions of the event, with hashable parts."""
-        return ((WorstOfDpEvent(tuple(map(hashable, self.events))), count),)
 
     def uncut(self) -> Uncut:
         """Returns the event with unbounded batches, and the largest overflow."""
@@ -181,9 +175,9 @@ class ParticipationDpEvent(CustomDpEvent):
     bound: Event
     overflow: float = 0.0
 
-    def parts(self, count: int) -> Parts:
-        """Returns the parts of the bound."""
-        return parts_of(self.bound, count)
+    def composable(self) -> Event:
+        """Returns the bound."""
+        return self.bound
 
 
 @attr.frozen
@@ -199,10 +193,6 @@ class CutDpEvent(CustomDpEvent):
 
     event: Event
     overflow: float
-
-    def parts(self, count: int) -> Parts:
-        """Returns `count` repetitions of the event, with hashable parts."""
-        return ((CutDpEvent(hashable(self.event), self.overflow), count),)
 
     def uncut(self) -> Uncut:
         """Returns the event over unbounded batches; only δ can cover the overflow."""

@@ -3,8 +3,8 @@
 These are the best of a random number of trials, and neighbors that differ in several records.
 """
 
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from dp_accounting import DpEvent as Event
@@ -23,15 +23,11 @@ _LARGEST_LOG = 700.0
 # adds δ times its mean number, and group privacy about e^ε for each record.
 _LAST_OF_TRIALS, _LAST_OF_RECORDS = (1e-13, 1e-11, 1e-9), (1e-18, 1e-15, 1e-12)
 
-
 Profile: TypeAlias = tuple[np.ndarray, np.ndarray]
 """ε, (n,), and upper bounds on δ in both directions, (n,)."""
 
-
-class Curves(Protocol):
-    """Declares `accountants.curves_of`, with its accountant's relation and interval."""
-
-    def __call__(self, event: Event, /, *, least_delta: float, points: int) -> Curve: ...
+Curves: TypeAlias = Callable[..., Curve]
+"""`accountants.curves_of`, with its accountant's relation and interval."""
 
 
 def pair(

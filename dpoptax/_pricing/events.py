@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import attr
 import dp_accounting as dpa
+import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
@@ -109,9 +110,9 @@ class Uncut(NamedTuple):
 class CustomDpEvent(dpa.DpEvent):
     """An event that dp_accounting lacks; see `custom_events`."""
 
-    def parts(self, count: int) -> Parts:
-        """Returns the parts of `count` repetitions."""
-        return ((self, count),)
+    def composable(self) -> Event:
+        """Returns an event that "pld" and "rdp" price, and that reveals at least as much."""
+        return self
 
     def uncut(self) -> Uncut:
         """Returns the event with unbounded batches, as `without_truncation`."""
@@ -143,15 +144,11 @@ class GroupDpEvent(CustomDpEvent):
     event: Event
     records: int
 
-    def parts(self, count: int) -> Parts:
-        """Returns `count` repetitions of the event, with hashable parts."""
-        return ((GroupDpEvent(hashable(self.event), self.records), count),)
-
 
 def parts_of(event: Event, count: int = 1) -> Parts:
     """Returns the parts of a composition, with bounds for those that only Monte Carlo can price.
 
-    The result is hashable if the parts are, so that prices can be cached.
+    The parts are hashable, so that prices can be cached.
     """
     if isinstance(event, dpa.SelfComposedDpEvent):
         return parts_of(event.event, count * event.count)
@@ -162,11 +159,11 @@ def parts_of(event: Event, count: int = 1) -> Parts:
                 f"only once, got {event.events!r}."
             )
         return tuple(part for each in event.events for part in parts_of(each, count))
-    if isinstance(event, CustomDpEvent):
-        return event.parts(count)
-    if isinstance(event, dp_event.RepeatAndSelectDpEvent):
-        event = attr.evolve(event, event=hashable(event.event))
-    return ((event, count),)
+    if isinstance(event, CustomDpEvent) and (bound := event.composable()) is not event:
+        return parts_of(bound, count)
+    names = [field.name for field in getattr(type(event), "__attrs_attrs__", ())]
+    inner = {name: _hashable(getattr(event, name)) for name in names}
+    return ((attr.evolve(event, **inner) if inner else event, count),)
 
 
 def composition_of(parts: Parts) -> Event:
@@ -176,8 +173,15 @@ def composition_of(parts: Parts) -> Event:
 
 
 def hashable(event: Event) -> Event:
-    """Returns the event with composed lists replaced by tuples."""
+    """Returns the event with lists replaced by tuples."""
     return composition_of(parts_of(event))
+
+
+def _hashable(value: Any) -> Any:
+    """Returns a field of an event with lists and arrays replaced by tuples."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return tuple(map(_hashable, value))
+    return hashable(value) if isinstance(value, Event) else value
 
 
 def without_truncation(parts: Parts) -> tuple[Parts, float, bool]:

@@ -247,6 +247,7 @@ def _chunk(
                 way += uniform >= column[path]
         path = paths.following[path, way]
         y = power * paths.sums[path] + sigma * rng.standard_normal(number)
+        # Many states share a sum, and exponentials take most of the time.
         values, which = np.unique(layer.sums, return_inverse=True)
         exponents = (np.multiply.outer(values, y) - (values**2 / 2)[:, None]) / sigma**2
         for i, order in enumerate(orders):
@@ -256,6 +257,7 @@ def _chunk(
             ahead = layer.move @ sums[i]
             for place, value in enumerate(which):
                 ahead[place] *= ratios[value]
+            # Rescaled in every step, since products of thousands of ratios would overflow.
             size = ahead.sum(axis=0)
             ahead /= size
             sums[i] = ahead

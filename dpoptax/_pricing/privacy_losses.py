@@ -9,7 +9,7 @@ from dp_accounting import pld
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
-from dpoptax._pricing import sampled_gaussian
+from dpoptax._pricing import curves
 from dpoptax._pricing.events import (
     MULTIPLIERS,
     CustomDpEvent,
@@ -33,52 +33,48 @@ def pairs_of(
       dpa.UnsupportedEventError: a part is not supported under the relation.
     """
     pairs: dict[int, tuple[Pair, int]] = {}
-    gaussians, others = [], []
+    gaussians = []
     for event, count in parts:
         if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
             gaussians.append(event.noise_multiplier / math.sqrt(count))
-        elif _is_sampled_gaussian(event) or isinstance(event, CustomDpEvent):
-            pair = loss_of(event, relation, interval)
-            pairs[id(pair)] = pair, count + pairs.get(id(pair), (pair, 0))[1]
-        else:
-            others.append((event, count))
-    found = list(pairs.values())
-    if others:
-        accountant = pld.PLDAccountant(relation, interval)
-        for event, count in others:
-            accountant.compose(event, count)
-        if accountant._contains_non_dp_event:
+            continue
+        pair = loss_of(event, relation, interval)
+        if pair is None:
             return None
-        found.append((accountant._pld, 1))
+        pairs[id(pair)] = pair, count + pairs.get(id(pair), (pair, 0))[1]
+    found = list(pairs.values())
     if gaussians:
         multiplier = joint_multiplier(gaussians) * (_LESS if len(gaussians) > 1 else 1.0)
         if min(gaussians) < MULTIPLIERS[0] or multiplier < MULTIPLIERS[0]:
             return None
-        found.append((loss_of(gaussian_event(multiplier), relation, interval), 1))
+        joint = loss_of(gaussian_event(multiplier), relation, interval)
+        assert joint is not None  # its noise is within the range of dp_accounting
+        found.append((joint, 1))
     return found
 
 
 # Keeps only two, since a fine one takes up to about ten megabytes.
 @functools.lru_cache(maxsize=2)
-def loss_of(event: Event, relation: dpa.NeighboringRelation, interval: float) -> Pair:
-    """Returns the privacy loss of one Gaussian release, for composition.
+def loss_of(event: Event, relation: dpa.NeighboringRelation, interval: float) -> Pair | None:
+    """Returns the privacy loss of one release, for composition, or None if it is not private.
 
     Building it is most of the cost of a price. A curve or a budget needs it for many step counts.
     """
+    if isinstance(event, CustomDpEvent):
+        return event.pair(relation, interval)
     common = {"value_discretization_interval": interval, "neighboring_relation": relation}
-    if isinstance(event, dpa.GaussianDpEvent):
+    if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
         return privacy_loss_distribution.from_gaussian_mechanism(event.noise_multiplier, **common)
+    if not _is_sampled_gaussian(event):
+        accountant = pld.PLDAccountant(relation, interval).compose(event)
+        return None if accountant._contains_non_dp_event else accountant._pld
+    # Built here, since the accountant would convolve them with a loss of zero, which rounds.
     if isinstance(event, dpa.PoissonSampledDpEvent):
-        multiplier, q = event.event.noise_multiplier, event.sampling_probability
-        if relation is not dpa.NeighboringRelation.REPLACE_ONE:
-            return sampled_gaussian.pair_of(multiplier, q, interval)
         return privacy_loss_distribution.from_gaussian_mechanism(
-            multiplier, sampling_prob=q, **common
+            event.event.noise_multiplier, sampling_prob=event.sampling_probability, **common
         )
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         return _without_replacement(event, relation, interval)
-    if isinstance(event, CustomDpEvent):
-        return event.pair(relation, interval)
     return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         dataset_size=event.dataset_size,
         sampling_probability=event.sampling_probability,
@@ -99,11 +95,13 @@ def _without_replacement(
     replace-one, the bound holds in both directions, so the negative losses mirror them.
     """
     share = min(1.0, event.sample_size / event.source_dataset_size)
-    removed = sampled_gaussian.pair_of(event.event.noise_multiplier / 2, share, interval)
+    removed = privacy_loss_distribution.from_gaussian_mechanism(
+        event.event.noise_multiplier / 2,
+        sampling_prob=share,
+        value_discretization_interval=interval,
+    )
     if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
         return removed
-    from dpoptax._pricing import curves  # only fixed-size batches need it
-
     return curves.symmetric(removed._pmf_remove.to_dense_pmf(), interval)
 
 

@@ -99,6 +99,7 @@ def pair(
     size = int(below.max()) - first + 2
     q = np.bincount(below - first, masses * (1 - up), size)
     q += np.bincount(below - first + 1, masses * up, size)
+    # P has e^loss times the mass of Q. The sum of logarithms does not overflow where e^loss would.
     with np.errstate(divide="ignore"):
         p = np.exp(np.log(q) + interval * (np.arange(size) + first))
     return privacy_loss_distribution.PrivacyLossDistribution(
@@ -194,7 +195,7 @@ def _single(sigma: float, points: int) -> Law:
     z = _scores(points, shift)
     values = np.exp(z * shift - shift**2 / 2)
     q, p = _normal_masses(z), _normal_masses(z - shift)
-    # Each cell has mass q and mean p/q, and is split between its ends.
+    # Each cell has mass q and mean p/q, and is split between its ends. Only rounding is clipped.
     up = np.clip((p - values[:-1] * q) / np.diff(values), 0.0, q)
     masses = np.append(q - up, 0.0)
     masses[1:] += up
@@ -220,6 +221,8 @@ def _sum(first: Law, second: Law, points: int) -> Law:
     grid = _grid(first, second, points)
     values = np.add.outer(first.values, second.values).ravel()
     masses = np.multiply.outer(first.masses, second.masses).ravel()
+    # Each value goes to both ends of its cell in proportion, so its mean stays: no convex function
+    # of the sum has a smaller mean afterwards.
     cell = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
     up = masses * np.clip((values - grid[cell]) / np.diff(grid)[cell], 0.0, 1.0)
     total = np.bincount(cell, masses - up, len(grid))
@@ -274,6 +277,7 @@ def _pmf(masses: np.ndarray, first: int, interval: float) -> pld_pmf.PLDPmf:
     """
     low = int(np.searchsorted(np.cumsum(masses), _NEGLIGIBLE))
     high = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _NEGLIGIBLE))
+    # Mass may only move to larger losses, which claims less privacy.
     kept = masses[low:high].copy()
     kept[0] += masses[:low].sum()
     # The difference from 1 does not resolve masses below 10^-16 in double precision.

@@ -199,6 +199,7 @@ def _between_integers(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
     log_weights = -(z**2) / (2 * sigma**2) + math.log(step / (sigma * math.sqrt(2 * math.pi)))
     found = np.empty(len(alphas))
     for i, alpha in enumerate(alphas):
+        # An exponent of size x loses x units in the last place of its exponential.
         units = 1 + (np.abs(z) + 1) * (np.abs(z) + alpha) / sigma**2 - alpha * log_q
         log_g = _log_remainder(s, alpha, 32 * _UNIT * units)
         total = np.logaddexp(0.0, special.logsumexp(log_weights + log_g))

@@ -22,7 +22,7 @@ from dpoptax._pricing.events import Parts, composition_of, parts_of, without_tru
 def accountant_of(
     parts: Parts,
     relation: dpa.NeighboringRelation,
-    orders: Sequence[float] | np.ndarray | None = None,
+    orders: Sequence[float] | None = None,
 ) -> rdp.RdpAccountant:
     """Returns an accountant with all parts, with doubled sensitivity under replace-one.
 

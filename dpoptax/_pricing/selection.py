@@ -148,6 +148,8 @@ def _atoms(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     Rounding can only make the probabilities larger.
     """
     epsilons, deltas = curve
+    # The slope of δ in e^ε changes at each ε by the probability of this loss under Q, and e^ε times
+    # it is that under P.
     losses, steps, falls = epsilons[1:], np.diff(epsilons), np.diff(deltas)
     after = np.pad((falls / np.expm1(steps))[:, 1:], ((0, 0), (0, 1)))
     masses = np.maximum(after - falls / -np.expm1(-steps), 0.0) * _MORE

@@ -211,9 +211,11 @@ class _Mixture:
         ratios = self.log_ratio(coarse)
         curves.check_size(ratios[-1] - ratios[0], interval)
         on_grid = interval * _places(ratios[0], ratios[-1], interval)
+        # Only the places of thresholds are interpolated. The curve is computed exactly at them.
         inner = np.interp(on_grid, ratios, coarse)
         thresholds = np.unique(np.concatenate([coarse[[0]], inner, coarse[[-1]]]))
         logs = self.log_ratio(thresholds)
+        # Points that are closer would make a chord from the rounding of two equal numbers.
         increasing = np.diff(logs, prepend=-np.inf) > 1e-3 * interval
         return logs[increasing], thresholds[increasing]
 

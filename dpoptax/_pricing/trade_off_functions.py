@@ -133,7 +133,8 @@ def least_mu(epsilons: np.ndarray, deltas: np.ndarray, delta: float) -> float:
     within = np.flatnonzero((deltas <= delta) & np.isfinite(epsilons))
     if not within.size:
         return math.inf
-    last = within[0]  # δ decreases after it
+    # Beyond the first such point, δ − `delta` is at most 0, which holds for every μ.
+    last = within[0]
     if last == 0:
         return 0.0
     if epsilons[last] > _MOST_EPSILON:

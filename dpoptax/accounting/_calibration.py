@@ -219,6 +219,7 @@ class _Search:
             within = spent <= self.epsilon
             known[within] = x, spent
             ratio = math.log(spent / self.epsilon) if 0 < spent < math.inf else None
+            # log ε is nearly straight in log x, so two or three prices suffice near the solution.
             if ratio is not None:
                 if last is not None and last[0] != x and last[1] != ratio:
                     secant = (ratio - last[1]) / math.log(x / last[0])
@@ -243,6 +244,7 @@ class _Search:
         below, above = known.get(self.rising), known.get(not self.rising)
         low = below[0] + self._unit(below[0]) if below else self.lowest
         high = above[0] - self._unit(above[0]) if above else self.highest
+        # Aims at half the tolerance below the target: a price just above it is no solution.
         if ratio is not None:
             guess = x * math.exp(max(-2.0, min(2.0, (-ratio - tolerance / 2) / slope)))
         elif below and above:

@@ -26,9 +26,12 @@ from dpoptax._pricing.privacy_event import (
     other_events,
     privacy_event,
 )
+from dpoptax._pricing.several_records import event_of_records
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, least_mu
 from dpoptax.accounting import _statement
+from dpoptax.accounting._plain_statement import plain_statement
 from dpoptax.accounting._statement import BLANK
+from dpoptax.accounting.selection import SHAPES
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
@@ -217,8 +220,6 @@ class Guarantee:
         >>> round(person.epsilon(1e-5), 2)
         7.35
         """
-        from dpoptax._pricing.several_records import event_of_records
-
         k = integer("records", records, 1, "count the records of one person")
         if self.records > 1:
             raise ValueError(
@@ -239,25 +240,6 @@ class Guarantee:
             records=k,
             event_after=None if after is None else lambda t: several(after(t)),
         )
-
-    def rdp(self, orders: Sequence[float] | float) -> np.ndarray:
-        """Returns upper bounds on the Rényi divergences of the event, in nats, (orders,).
-
-        Each order is greater than 1. The bounds include rounding, which is at most 1e-6 for orders
-        of at least 1.1 in usual runs. With very little noise (σ below about 0.03), bounds between
-        integer orders are chords.
-
-        Source: Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian
-        mechanism" (2019), section 3.3, by dp_accounting at integers; integrals at other orders.
-
-        >>> import dp_accounting
-        >>> Guarantee(PrivacyEvent(dp_accounting.GaussianDpEvent(2.0))).rdp([2, 4])
-        array([0.25, 0.5 ])
-        """
-        alphas = np.atleast_1d(np.asarray(orders, dtype=float))
-        if not np.all(alphas > 1):
-            raise ValueError(f"`orders` must all be greater than 1, got {orders}.")
-        return accountants.rdp_curve(self.event.dp_event, alphas, self._relation)
 
     def epsilon_curve(self, steps: Sequence[int], delta: float) -> np.ndarray:
         """Returns upper bounds on ε after each of `steps`, (counts,), computed fast.
@@ -358,8 +340,6 @@ class Guarantee:
         >>> print(Guarantee(event).statement(owners="1").splitlines()[0])
         What this statement is about
         """
-        from dpoptax.accounting._plain_statement import plain_statement
-
         values = self.to_dict()
         plain = plain_statement(
             values,
@@ -385,7 +365,10 @@ class Guarantee:
     def _profile(self, least_delta: float) -> tuple[np.ndarray, np.ndarray]:
         """Returns pairs of ε and δ, by a grid of the privacy loss for whole curves."""
         event, interval = self.event.dp_event, _CURVE_INTERVAL
-        return accountants.profile_of(event, self._relation, interval, least_delta=least_delta)
+        epsilons, deltas = accountants.curves_of(
+            event, self._relation, interval, least_delta=least_delta
+        )
+        return epsilons, deltas.max(0)
 
     def _check_delta(self, delta: float) -> None:
         check_delta(delta, self.sampling.get("dataset_size"))
@@ -410,7 +393,5 @@ def _selections(event: Any) -> list[dict[str, Any]]:
     if not isinstance(event, dp_event.RepeatAndSelectDpEvent):
         parts = getattr(event, "events", None) or [getattr(event, "event", None)]
         return [found for part in parts if part is not None for found in _selections(part)]
-    from dpoptax.accounting.selection import SHAPES  # a guarantee without a selection imports less
-
     names = {shape: name for name, shape in SHAPES.items()}
     return [{"mean": event.mean, "distribution": names.get(event.shape, "negative binomial")}]

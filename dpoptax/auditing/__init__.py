@@ -10,40 +10,41 @@ The audit runs the real training step: `dpoptax.clipped_grad` and the optax chai
 runs at once, on samples of the claim's sampler. A single canary under a `PoissonSampler` is drawn
 by a coin with the sampler's probability, so this case does not test the sampler itself.
 `jax_privacy.auditing` computes bounds on ε from one threshold (install `dpoptax[audit]`). This
-module computes bounds from whole trade-off functions, and p-values of claims: `TradeOff`,
-`trade_off_curve`, `p_value_fdp`.
+module computes bounds from whole trade-off functions: `TradeOff`, `trade_off_curve`, `Family`.
+
+`check_batches` and `check_noise` need only row numbers and releases, from a run of any library.
+Draws of the claimed sampler, and new noise of the claimed size, raise an alarm with a probability
+of at most 1 in 1,000.
 """
 
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax.auditing._audit import audit
 from dpoptax.auditing._audit_one_run import audit_one_run, audit_scores
+from dpoptax.auditing._batch_report import BatchReport
+from dpoptax.auditing._check_batches import check_batches
+from dpoptax.auditing._check_noise import NoiseReport, check_noise
 from dpoptax.auditing._checks import ThreatModel
-from dpoptax.auditing._error_curves import (
-    CanaryScores,
-    TradeOffCurve,
-    bootstrap_interval,
-    trade_off_curve,
-)
+from dpoptax.auditing._error_curves import TradeOffCurve, auc, trade_off_curve
 from dpoptax.auditing._families import Family, approximate_family, claimed_family, gaussian_family
+from dpoptax.auditing._findings import Finding
 from dpoptax.auditing._game import (
     Game,
     canary_gradient,
-    canary_gradients,
     leaf_projections,
     linear_loss,
 )
 from dpoptax.auditing._membership import MembershipReport, membership_report
-from dpoptax.auditing._one_run import OneRunGuesses, guesses_about, p_value_dp, p_value_fdp
+from dpoptax.auditing._one_run import OneRunGuesses, guesses_about
 from dpoptax.auditing._result import AuditResult, Bound
 from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst_example
 
 __all__ = [
-    "AuditResult", "Bound", "CanaryScores", "Family", "Game", "MembershipReport", "OneRunGuesses",
-    "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample", "approximate_family",
-    "approximate_trade_off", "audit", "audit_one_run", "audit_scores", "bootstrap_interval",
-    "canary_gradient", "canary_gradients", "claimed_family", "gaussian_family",
+    "AuditResult", "BatchReport", "Bound", "Family", "Finding", "Game", "MembershipReport",
+    "NoiseReport", "OneRunGuesses", "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample",
+    "approximate_family", "approximate_trade_off", "auc", "audit", "audit_one_run", "audit_scores",
+    "canary_gradient", "check_batches", "check_noise", "claimed_family", "gaussian_family",
     "gaussian_trade_off", "guesses_about", "leaf_projections", "linear_loss", "membership_report",
-    "p_value_dp", "p_value_fdp", "searched_canary", "trade_off_curve", "worst_example",
+    "searched_canary", "trade_off_curve", "worst_example",
 ]  # fmt: skip
 
 

@@ -10,8 +10,7 @@ from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax.auditing._checks import ThreatModel, check_options, check_seen
 from dpoptax.auditing._claim import Claim
-from dpoptax.auditing._error_curves import CanaryScores
-from dpoptax.auditing._families import gaussian_family
+from dpoptax.auditing._families import approximate_family, gaussian_family
 from dpoptax.auditing._game import Game
 from dpoptax.auditing._one_run import guesses_about
 from dpoptax.auditing._replay import one_run
@@ -37,9 +36,9 @@ def audit_one_run(
     Use it for models that are trained once.
 
     If every record is in every step, the ledger claims a Gaussian mechanism, and
-    `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise, or with
-    `claimed_epsilon`, which does not determine a mechanism, the bound is for (ε, δ) only
-    (`p_value_dp`). It is weak unless δ is far below (1 − confidence)/canaries. `AuditResult.bounds`
+    `epsilon_lower_bound` is for its whole trade-off curve. Otherwise, or with `claimed_epsilon`,
+    which does not determine a mechanism, the bound is for (ε, δ) only. It is weak unless δ is far
+    below (1 − confidence)/canaries. `AuditResult.bounds`
     also has the bound by the claimed mechanism's trade-off curve if it is priced exactly, as for
     `audit`.
 
@@ -114,14 +113,14 @@ def audit_scores(
     Raises:
       ValueError: as `audit_one_run`.
     """
+    scores, included = np.asarray(scores), np.asarray(included, bool)
     check_options(len(scores), confidence, threat_model)
     check_seen(scores, projected=True)
     claim = Claim.of(sampler, lambda: opt_state, delta, claimed_epsilon)
     guesses = guesses_about(scores, included, confidence)
-    bound = guesses.epsilon(delta)
-    if sampler.sampling_probability == 1.0 and claimed_epsilon is None:
-        family = gaussian_family()
-        bound = family.epsilon(family.refuted(guesses.refutes), delta)
+    gaussian = sampler.sampling_probability == 1.0 and claimed_epsilon is None
+    family = gaussian_family() if gaussian else approximate_family(delta)
+    bound = family.epsilon(family.refuted(guesses.refutes), delta)
     return AuditResult(
         claimed_epsilon=claim.epsilon,
         epsilon_lower_bound=float(bound),
@@ -134,5 +133,5 @@ def audit_scores(
         claimed=claim.trade_off,
         evidence=guesses,
         family=claim.family,
-        canaries=CanaryScores(scores, included),
+        canaries=(scores[included], scores[~included]),
     )

@@ -1,7 +1,6 @@
-"""Error rates of an attack at many thresholds, and the variation among canaries."""
+"""Error rates of an attack at many thresholds."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,72 +94,11 @@ def clopper_pearson(counts: NDArray[np.intp], trials: int, tail: float) -> Array
     return np.stack([low, high])
 
 
-@dataclasses.dataclass(frozen=True)
-class CanaryScores:
-    """Holds the scores of one run's canaries.
+def auc(inside: ArrayLike, outside: ArrayLike) -> float:
+    """Returns the probability that an included example scores higher; ties count half.
 
-    Attributes:
-      scores: (canaries,), high for canaries that the attacker guesses to be in.
-      included: (canaries,), True for canaries that were in.
+    >>> auc([1.0, 2.0], [0.0, 1.0])
+    0.875
     """
-
-    scores: Array
-    included: NDArray[np.bool_]
-
-    @property
-    def auc(self) -> float:
-        """The probability that an included canary scores higher; ties count half."""
-        ranks = stats.rankdata(self.scores)[self.included]
-        within, without = len(ranks), len(self.scores) - len(ranks)
-        if not within * without:
-            raise ValueError(
-                "At least one canary must be in and one out, got "
-                f"{within} canaries in and {without} out."
-            )
-        return float((ranks.sum() - within * (within + 1) / 2) / (within * without))
-
-
-def bootstrap_interval(
-    canaries: CanaryScores,
-    statistic: Callable[[CanaryScores], float] = lambda canaries: canaries.auc,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Returns the variation of a result over canaries, by bootstrap percentiles.
-
-    Included and excluded canaries are each resampled with replacement. The result is the interval
-    between the quantiles (1 ∓ confidence)/2 of the statistic. This is not a proof: canaries of one
-    run share its noise, so another run may have another interval. Only the lower bounds on ε are
-    proved.
-
-    Args:
-      canaries: the canaries of one run.
-      statistic: a function of canaries; by default the area under the attack's curve.
-      confidence: fraction of the resamples in the interval, in (0, 1).
-      resamples: number of resamples.
-      seed: the seed of the resampling.
-
-    Raises:
-      ValueError: `confidence` is not in (0, 1).
-
-    Source: Efron, "Bootstrap methods: another look at the jackknife", 1979.
-
-    >>> scores = CanaryScores(np.arange(100.0), np.arange(100) % 5 > 1)
-    >>> low, high = bootstrap_interval(scores)
-    >>> low < scores.auc < high
-    True
-    """
-    if not 0 < confidence < 1:
-        raise ValueError(f"`confidence` must be in (0, 1), got {confidence}.")
-    rng = np.random.default_rng(seed)
-    groups = [np.flatnonzero(canaries.included), np.flatnonzero(~canaries.included)]
-    found = []
-    for _ in range(resamples):
-        drawn = np.concatenate([rng.choice(group, group.size) for group in groups])
-        drawn = rng.permutation(drawn)
-        found.append(statistic(CanaryScores(canaries.scores[drawn], canaries.included[drawn])))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(found, [tail, 1 - tail])
-    return float(low), float(high)
+    found = stats.mannwhitneyu(inside, outside)
+    return float(found.statistic / (np.size(inside) * np.size(outside)))

@@ -40,38 +40,25 @@ class Family:
     most: float = 1e3
 
     def refuted(self, refutes: Callable[[TradeOff], bool]) -> float:
-        """Returns the largest refuted parameter, or 0."""
-        return largest_refuted(
-            lambda parameter: refutes(self.trade_off(parameter)), self.tolerance, self.most
-        )
+        """Returns the largest refuted parameter, or 0, by doubling and bisection.
 
-
-def largest_refuted(
-    refutes: Callable[[float], bool], tolerance: float = 1e-6, most: float = 1e3
-) -> float:
-    """Returns the largest refuted parameter, by doubling and bisection.
-
-    All parameters below a refuted one must be refuted.
-
-    Args:
-      refutes: whether a parameter above 0 is refuted.
-      tolerance: relative precision; the result is itself refuted.
-      most: the end of the search. It begins at 2⁻⁶, since smaller bounds are of no use.
-    """
-    low, high = 0.0, 1.0
-    while low == 0.0 and high >= 2.0**-6:
-        if refutes(high):
+        All parameters below a refuted one must be refuted. The result is itself refuted, so the
+        search can only make a bound weaker. It begins at 2⁻⁶, since smaller bounds are of no use.
+        """
+        low, high = 0.0, 1.0
+        while low == 0.0 and high >= 2.0**-6:
+            if refutes(self.trade_off(high)):
+                low, high = high, 2 * high
+            else:
+                high /= 2
+        if low == 0.0:
+            return 0.0
+        while low < self.most and refutes(self.trade_off(high)):
             low, high = high, 2 * high
-        else:
-            high /= 2
-    if low == 0.0:
-        return 0.0
-    while low < most and refutes(high):
-        low, high = high, 2 * high
-    while low < most and high / low > 1 + tolerance:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if refutes(middle) else (low, middle)
-    return low
+        while low < self.most and high / low > 1 + self.tolerance:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if refutes(self.trade_off(middle)) else (low, middle)
+        return low
 
 
 def gaussian_family() -> Family:
@@ -104,7 +91,7 @@ def approximate_family(delta: float) -> Family:
     return Family("nothing", lambda eps: approximate_trade_off(eps, delta), epsilon)
 
 
-def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: bool = True) -> Family:
+def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
     """Returns the family of the claimed mechanism of a run, with other noise.
 
     The parameter is the factor by which the noise is *smaller* than the ledgers state; 1 is the
@@ -117,7 +104,6 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     Args:
       opt_state: contains the state of at least one noise stage.
       sampler: the sampler that drew the batches.
-      same_batches: as for `accounting.guarantee`.
 
     Raises:
       ValueError: `accounting.guarantee` raises it.
@@ -133,10 +119,10 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     """
     readings = read_ledgers(opt_state)
     drawn = drawing_sampler(sampler, readings)
-    spent_event(readings, drawn, same_batches=same_batches)  # raises before the first trial
+    spent_event(readings, drawn, same_batches=True)  # raises before the first trial
 
     def with_noise(less: float) -> Guarantee:
-        event = spent_event(readings, drawn, same_batches=same_batches, noise=1 / less)
+        event = spent_event(readings, drawn, same_batches=True, noise=1 / less)
         return Guarantee(event, drawn.neighboring_relation)
 
     @functools.cache

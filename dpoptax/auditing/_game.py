@@ -60,7 +60,7 @@ class Game:
         if self.steps < 1:
             raise ValueError(f"`steps` must be at least 1, got {self.steps}.")
         rows, records = self.rows, self.sampler.dataset_size
-        if rows != records and not (rows == 1 and self.alone):
+        if rows != records and not (rows == 1 and draws_alone(self.sampler)):
             raise ValueError(
                 f"`dataset` must have a row for each of the sampler's {records} records, got "
                 f"{rows} rows. Under a `PoissonSampler` without `max_batch_size`, it may also hold "
@@ -71,11 +71,6 @@ class Game:
     def rows(self) -> int:
         """The number of examples in `dataset`."""
         return jax.tree.leaves(self.dataset)[0].shape[0]
-
-    @property
-    def alone(self) -> bool:
-        """True if records are drawn independently, so that other records may be omitted."""
-        return draws_alone(self.sampler)
 
 
 def canary_gradient(
@@ -146,42 +141,13 @@ def canary_gradient(
 
 
 def draws_alone(sampler: Sampler) -> bool:
-    """Returns whether a record's draws are independent of others'."""
+    """Returns whether a record's draws are independent of others', so that these may be omitted."""
     return _draws_apart(sampler) and sampler.max_batch_size is None
 
 
 def _draws_apart(sampler: Sampler) -> TypeGuard[PoissonSampler]:
     # A subclass may draw differently, so its samples are replayed.
     return type(sampler) is PoissonSampler
-
-
-def canary_gradients(
-    transform: optax.GradientTransformation,
-    clip: Clip | float,
-    size: int,
-    sampler: Sampler,
-    *,
-    steps: int = 1,
-) -> Game:
-    """Returns a game for `audit_one_run` with orthogonal gradients as canaries.
-
-    The parameters are a vector of `size` entries, at least one for each record. The gradient of
-    example i is the i-th unit vector, scaled far above the clipping bound.
-
-    Raises:
-      TypeError: `clip` is neither a `Clip` nor a number.
-      ValueError: `size` is below the number of records.
-    """
-    clip = as_clip(clip)
-    magnitude = _MAGNITUDE * clip.sensitivity
-    if size < sampler.dataset_size:
-        raise ValueError(
-            f"`size` must be at least {sampler.dataset_size}, one entry for each record, "
-            f"got {size}."
-        )
-    dataset = magnitude * jnp.eye(sampler.dataset_size, size)
-    grad_fn = clipped_grad(linear_loss, clip)
-    return Game(transform, grad_fn, jnp.zeros(size), dataset, sampler, steps)
 
 
 def linear_loss(params: Any, gradient: Any) -> jax.Array:

@@ -12,7 +12,7 @@ from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax._support.figures import new_figure
 from dpoptax._support.rounded import epsilon_text
 from dpoptax.accounting import Guarantee
-from dpoptax.auditing._error_curves import CanaryScores, TradeOffCurve, clopper_pearson
+from dpoptax.auditing._error_curves import TradeOffCurve, auc, clopper_pearson
 
 Array = NDArray[np.float64]
 
@@ -60,8 +60,7 @@ class MembershipReport:
     @functools.cached_property
     def auc(self) -> float:
         """The probability that an included example has the smaller loss; ties count half."""
-        scores = -np.concatenate([self.losses_in, self.losses_out])
-        return CanaryScores(scores, np.arange(len(scores)) < len(self.losses_in)).auc
+        return auc(-self.losses_in, -self.losses_out)
 
     def roc(self) -> tuple[Array, Array]:
         """Returns the false-positive and true-positive rates at all thresholds.

@@ -77,6 +77,7 @@ def _with_fresh_keys(opt_state: PyTree, key: jax.Array) -> PyTree:
 
     def folded(old: jax.Array) -> jax.Array:
         # Folded into the transform's key, so that a transform that ignores its key is detected.
+        # Two words, since a fold of 32 bits would repeat the noise among some of 10^5 runs.
         high, low = jax.random.bits(key, (2,))
         return fold_in(fold_in(old, high), low)
 

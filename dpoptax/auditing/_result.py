@@ -5,7 +5,7 @@ import functools
 
 from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax._support.rounded import epsilon_text
-from dpoptax.auditing._error_curves import CanaryScores, TradeOffCurve
+from dpoptax.auditing._error_curves import Array, TradeOffCurve
 from dpoptax.auditing._families import Family, approximate_family
 from dpoptax.auditing._one_run import OneRunGuesses
 
@@ -18,13 +18,11 @@ class Bound:
       epsilon: the bound on the true ε at the audit's δ.
       method: the method that found it.
       assumes: its assumption.
-      failure_probability: an upper bound on the probability that it exceeds the true ε.
     """
 
     epsilon: float
     method: str
     assumes: str
-    failure_probability: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +47,8 @@ class AuditResult:
         `None` if only ε is compared.
       family: mechanisms like the claimed one, for bounds by the evidence; `None` if ε was given
         and the claimed mechanism is not Gaussian, or if its price is only a bound.
-      canaries: the scores of the canaries of one run; `None` for many runs.
+      canaries: the scores of the canaries of one run that were in, and of those that were out;
+        `None` for many runs.
     """
 
     claimed_epsilon: float
@@ -63,18 +62,13 @@ class AuditResult:
     claimed: TradeOff | None = dataclasses.field(default=None, repr=False)
     evidence: TradeOffCurve | OneRunGuesses | None = dataclasses.field(default=None, repr=False)
     family: Family | None = dataclasses.field(default=None, repr=False)
-    canaries: CanaryScores | None = dataclasses.field(default=None, repr=False)
-
-    @property
-    def failure_probability(self) -> float:
-        """1 − `confidence`, for each of the bounds separately."""
-        return 1 - self.confidence
+    canaries: tuple[Array, Array] | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
     def violated(self) -> bool:
         """True if the bound exceeds the claim, or the evidence refutes the trade-off.
 
-        Each of the two is wrong with at most the failure probability.
+        Each of the two is wrong with probability at most 1 − `confidence`.
         """
         if self.epsilon_lower_bound > self.claimed_epsilon:
             return True
@@ -84,30 +78,25 @@ class AuditResult:
 
     @functools.cached_property
     def bounds(self) -> tuple[Bound, ...]:
-        """All bounds that the runs prove, computed on first use in seconds.
+        """All bounds that the runs prove, each with `confidence`; computed on first use in seconds.
 
         Many runs prove a bound by one threshold, for any mechanism. The whole curve proves a bound
-        for mechanisms like the claimed one, if there is a family of them. One run proves the bounds
-        of Steinke et al. and of Mahloujifar et al. for any (ε, δ)-private mechanism, and the latter
-        for mechanisms like the claimed one.
+        for mechanisms like the claimed one, if there is a family of them. One run proves a bound
+        for any (ε, δ)-private mechanism, and one for mechanisms like the claimed one.
         """
         found = []
         seen = self.evidence
         if isinstance(seen, OneRunGuesses):
-            found.append(self._bound(seen.epsilon(self.delta), "(ε, δ), Steinke et al.", "nothing"))
             found.append(self._by(seen, approximate_family(self.delta), "f-DP of (ε, δ)"))
         else:
-            found.append(self._bound(self.epsilon_lower_bound, "one threshold", "nothing"))
+            found.append(Bound(self.epsilon_lower_bound, "one threshold", "nothing"))
         if seen is not None and self.family is not None:
             found.append(self._by(seen, self.family, "f-DP of the claim"))
         return tuple(found)
 
     def _by(self, seen: TradeOffCurve | OneRunGuesses, family: Family, method: str) -> Bound:
         epsilon = family.epsilon(family.refuted(seen.refutes), self.delta)
-        return self._bound(epsilon, method, family.assumes)
-
-    def _bound(self, epsilon: float, method: str, assumes: str) -> Bound:
-        return Bound(float(epsilon), method, assumes, self.failure_probability)
+        return Bound(float(epsilon), method, family.assumes)
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"

@@ -95,13 +95,7 @@ def resolve_preset(
     return preset(name)
 
 
-def validate(
-    b: ArrayLike,
-    a: ArrayLike = (),
-    *,
-    unit_gain: bool = True,
-    correctable: bool = True,
-) -> Filter:
+def validate(b: ArrayLike, a: ArrayLike = (), *, correctable: bool = True) -> Filter:
     """Checks the coefficients of a filter and returns them as a `Filter`.
 
     It raises an error in these cases:
@@ -109,8 +103,7 @@ def validate(
     - `b` is empty, or a coefficient is not finite;
     - a pole, a root z of z^na + Σ_τ a_τ z^{na-τ}, is on or outside the unit circle, because the
       output would grow without bound;
-    - with `unit_gain`, the gain Σb - Σa differs from 1 by more than 1e-6, because this would
-      rescale the step size;
+    - the gain Σb - Σa differs from 1 by more than 1e-6, because this would rescale the step size;
     - with `correctable`, the step response c_t = Σ_{τ≤t} κ_τ is not positive at some t before it
       settles, because the bias correction divides by it.
 
@@ -120,7 +113,6 @@ def validate(
     Args:
       b: b_0 … b_nb.
       a: a_1 … a_na, without the leading 1.
-      unit_gain: whether the gain must be 1.
       correctable: whether the step response must be positive.
 
     Raises:
@@ -136,15 +128,15 @@ def validate(
         hint = " `a` starts with 1.0. Omit scipy's leading 1: pass `a[1:]`."
     if not filt.b:
         raise ValueError("`b` must not be empty. Pass at least b_0, for example `b=[1.0]`.")
-    for pole in poles(filt):
+    for pole in _poles(filt):
         if abs(pole) >= 1.0:
             raise ValueError(
                 f"The filter a={filt.a} must be stable, but pole {pole:.6g} has modulus "
                 f"{abs(pole):.6g} and is not inside the unit circle.{hint} "
-                "`filters.butterworth` designs stable filters."
+                "`scipy.signal.butter` designs stable filters."
             )
     gain = sum(filt.b) - sum(filt.a)
-    if unit_gain and not abs(gain - 1.0) <= _GAIN_TOLERANCE:
+    if not abs(gain - 1.0) <= _GAIN_TOLERANCE:
         raise ValueError(
             f"The gain sum(b) - sum(a) must be 1, got {gain:.9g} for b={filt.b}, a={filt.a}."
             f"{hint} {_rescaling(filt)}"
@@ -175,7 +167,7 @@ def _rescaling(filt: Filter) -> str:
 
 
 def _check_step_response(filt: Filter) -> None:
-    modulus = max(np.abs(poles(filt)), default=0.0)
+    modulus = max(np.abs(_poles(filt)), default=0.0)
     steps = filt.order + 1
     if modulus > 0.0:
         # With a repeated pole the response settles as t^order times a geometric sequence. The
@@ -194,7 +186,7 @@ def _check_step_response(filt: Filter) -> None:
         )
 
 
-def poles(filt: Filter) -> NDArray[np.complex128]:
+def _poles(filt: Filter) -> NDArray[np.complex128]:
     """Returns the poles in z, the roots of z^na + Σ a_τ z^{na-τ}; shape (na,)."""
     return np.roots(np.array([1.0, *filt.a])).astype(np.complex128)
 

@@ -1,7 +1,6 @@
 """DiSK, a simplified Kalman filter with look-ahead gradients."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,11 +12,9 @@ from dpoptax._clipped_sum.clipped_sum import check_released
 from dpoptax._points.points import track_iterates
 from dpoptax._support.tree import PyTree, check_known
 
-Schedule = Callable[[jax.Array], jax.Array | float]
-
 
 def disk(
-    kappa: float | Schedule = 0.7,
+    kappa: float = 0.7,
     gamma: float | None = 0.5,
     *,
     filter_gain: float | None = None,
@@ -44,8 +41,8 @@ def disk(
     the cost is that of DP-SGD. The filter is post-processing. Memory: two copies of the parameters.
 
     Args:
-      kappa: κ in (0, 1], the gain, or a function from the step count to it. `kalman_gain` computes
-        it from variances. κ = 0.7 and γ = 0.5 are the values of the paper's experiments.
+      kappa: κ in (0, 1], the gain. `kalman_gain` computes it from variances. κ = 0.7 and γ = 0.5
+        are the values of the paper's experiments.
       gamma: γ, the length of the look-ahead in units of the last step. Negative values look back, 0
         takes the exact Hessian-vector product, and `None` means (1 − κ)/κ.
       filter_gain: the gain of the filter, if it differs from κ. The implementation published with
@@ -57,9 +54,7 @@ def disk(
       An `optax.GradientTransformation`; `update` needs `params`.
 
     Raises:
-      ValueError: κ or the filter's gain is outside (0, 1]; γ is not finite; or `gamma` is `None`
-        with a schedule, because the look-ahead would change with the step.
-      TypeError: `gamma` is a schedule.
+      ValueError: κ or the filter's gain is outside (0, 1], or γ is not finite.
 
     Source: Zhang et al., "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
     Noise Reduction", 2024, Algorithm 3; for the limit γ → 0, its Section 3.
@@ -67,25 +62,17 @@ def disk(
     >>> tx = disk()  # kappa=0.7, gamma=0.5
     """
     check_known(kappa=kappa, gamma=gamma, filter_gain=filter_gain)
-    for name, value in (("kappa", kappa), ("filter_gain", filter_gain)):
-        if value is not None and not callable(value) and not 0.0 < value <= 1.0:
+    gain = kappa if filter_gain is None else filter_gain
+    for name, value in (("kappa", kappa), ("filter_gain", gain)):
+        if not 0.0 < value <= 1.0:
             raise ValueError(f"`{name}` must be in (0, 1], got {value}.")
-    if callable(gamma):
-        raise TypeError(f"`gamma` must be a number, got {gamma}. Only `kappa` can be a schedule.")
     if gamma is not None and not math.isfinite(gamma):
         raise ValueError(f"`gamma` must be finite, or None for (1 − κ)/κ, got {gamma}.")
-    if callable(kappa):
-        if gamma is None:
-            raise ValueError("`gamma` must be a number if `kappa` is a schedule, got None.")
-        tracker = _scheduled_tracker(kappa, gamma)
-    else:
-        tracker = _tracker(kappa, gamma)
-    gain = kappa if filter_gain is None else filter_gain
-    return optax.chain(tracker, _filter(gain, accumulator_dtype))
+    return optax.chain(_tracker(kappa, gamma), _filter(gain, accumulator_dtype))
 
 
 def _tracker(kappa: float, gamma: float | None) -> optax.GradientTransformation:
-    """Returns the points for a fixed gain, without gradients of weight zero."""
+    """Returns the points, without gradients of weight zero."""
     ratio = (1.0 - kappa) / kappa
     gamma = ratio if gamma is None else gamma
     if ratio == 0.0:
@@ -96,20 +83,6 @@ def _tracker(kappa: float, gamma: float | None) -> optax.GradientTransformation:
     if math.isclose(c, 1.0, rel_tol=1e-12):
         return track_iterates([(1.0 + gamma, -gamma)], [1.0])
     return track_iterates([(1.0, 0.0), (1.0 + gamma, -gamma)], [1.0 - c, c])
-
-
-def _scheduled_tracker(kappa: Schedule, gamma: float) -> optax.GradientTransformation:
-    def ratio(count: jax.Array) -> jax.Array | float:
-        return (1.0 - kappa(count)) / kappa(count)
-
-    if gamma == 0.0:
-        return track_iterates([(1.0, 0.0)], [1.0], tangent_row=(1.0, -1.0), tangent_weight=ratio)
-
-    def weights(count: jax.Array) -> jax.Array:
-        c = ratio(count) / gamma
-        return jnp.stack([1.0 - c, c])
-
-    return track_iterates([(1.0, 0.0), (1.0 + gamma, -gamma)], weights)
 
 
 class DiskFilterState(NamedTuple):
@@ -124,10 +97,8 @@ class DiskFilterState(NamedTuple):
     estimate: PyTree
 
 
-def _filter(
-    gain: float | Schedule, accumulator_dtype: DTypeLike | None
-) -> optax.GradientTransformation:
-    """Filters by g̃_t = (1 − κ_t) g̃_{t−1} + κ_t g_t, starting at g_0.
+def _filter(gain: float, accumulator_dtype: DTypeLike | None) -> optax.GradientTransformation:
+    """Filters by g̃_t = (1 − κ) g̃_{t−1} + κ g_t, starting at g_0.
 
     It keeps its output, so the buffer is updated in place. `low_pass` would keep the output times
     its pole.
@@ -142,8 +113,7 @@ def _filter(
     ) -> tuple[PyTree, DiskFilterState]:
         del params
         check_released("disk", updates)
-        now = gain(state.count) if callable(gain) else gain
-        kappa = jnp.where(state.count == 0, 1.0, now)
+        kappa = jnp.where(state.count == 0, 1.0, gain)
         estimate = jax.tree.map(lambda e, g: corrected(e, g, kappa), state.estimate, updates)
         out = optax.tree.cast_like(estimate, updates)
         return out, DiskFilterState(optax.safe_increment(state.count), estimate)

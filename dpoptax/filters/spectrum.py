@@ -2,57 +2,19 @@
 
 A recording contains only released values, so all functions here are post-processing. Arrays of
 gradients have shape (T, K): T steps, K coordinates of the noisy mean gradient. Frequencies are in
-radians per step, in [0, π]. `plot` needs Matplotlib.
+radians per step, in [0, π].
 """
-
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpoptax._support.figures import new_figure
-from dpoptax.filters._coefficients import Filter
-from dpoptax.filters._responses import optimal_fir
+from dpoptax.filters._coefficients import Filter, validate
 
-__all__ = [
-    "Recording", "autocorrelation", "load", "plot", "power_spectrum", "propose_filter",
-    "running_snr",
-]  # fmt: skip
+__all__ = ["autocorrelation", "power_spectrum", "propose_filter", "running_snr"]
 
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class Recording(NamedTuple):
-    """Contents of recording.npz, which `dpoptax train --record K` writes.
-
-    Attributes:
-      released: the noisy mean gradient g_t at K random coordinates, shape (T, K).
-      filtered: the output of the method's filter, shape (T, K).
-      stddev: the standard deviation of the noise in each coordinate of `released`, or NaN if it is
-        not a single number.
-    """
-
-    released: NDArray[np.float64]
-    filtered: NDArray[np.float64]
-    stddev: float
-
-
-def load(path: str | Path) -> Recording:
-    """Returns the recording in the file at `path`.
-
-    Raises:
-      OSError: the file does not exist.
-      ValueError: the file is not a recording.
-    """
-    with np.load(path) as file:
-        missing = [name for name in Recording._fields if name not in file]
-        if missing:
-            raise ValueError(f"{path} is not a recording: it lacks {', '.join(missing)}.")
-        released, filtered = (np.asarray(file[name], np.float64) for name in Recording._fields[:2])
-        return Recording(released, filtered, float(file["stddev"]))
 
 
 def power_spectrum(
@@ -180,45 +142,8 @@ def propose_filter(gradients: ArrayLike, stddev: float, *, length: int = 10) -> 
             f"stddev={stddev:g} the recording is nearly all noise. Record more steps or "
             "coordinates."
         )
-    return optimal_fir(correlations)
-
-
-def plot(recording: Recording, path: str | Path, *, window: int = 50) -> None:
-    """Writes a figure of power spectra, autocorrelation and signal-to-noise ratio.
-
-    The ratio is left out if the noise does not have a single standard deviation.
-
-    Raises:
-      ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
-    """
-    steps = len(recording.released)
-    known = np.isfinite(recording.stddev) and recording.stddev > 0
-    figure = new_figure(figsize=(10.5 if known else 7.2, 3.2))
-    spectra, correlations, *rest = figure.subplots(1, 3 if known else 2)
-    for label, series, color in (
-        ("released", recording.released, "#0072B2"),
-        ("filtered", recording.filtered, "#D55E00"),
-    ):
-        omega, power = power_spectrum(series)
-        spectra.semilogy(omega / np.pi, power, color=color, label=label)
-        lags = autocorrelation(series, min(40, steps - 1))
-        correlations.plot(lags / lags[0], color=color, label=label, marker=".", markersize=3)
-    if known:
-        spectra.axhline(
-            recording.stddev**2, color="#666666", linestyle="--", linewidth=1, label="noise added"
-        )
-        width = min(window, steps)
-        ratio = running_snr(recording.released, recording.stddev, window=width)
-        rest[0].plot(np.arange(width, steps + 1), ratio, color="#009E73")
-        rest[0].set(xlabel="step", ylabel=f"signal / noise power, {width} steps", ylim=(0, None))
-    spectra.set(xlabel="frequency (π radians per step)", ylabel="power density per coordinate")
-    correlations.set(xlabel="lag (steps)", ylabel="autocorrelation (lag 0 = 1)")
-    for panel in (spectra, correlations):
-        panel.legend(frameon=False, fontsize="small")
-    for panel in (spectra, correlations, *rest):
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=200)
+    weights = np.maximum(correlations, 0.0)  # negative weights from noisy estimates raise the noise
+    return validate(weights / weights.sum())
 
 
 def _series(gradients: ArrayLike) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ from dpoptax._pricing.checks import Accountant
 from dpoptax._pricing.privacy_event import PrivacyEvent
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import planned_guarantee
+from dpoptax.accounting._statement import claim_text, multipliers_text
 from dpoptax.sampling._base import Sampler
 
 if TYPE_CHECKING:
@@ -114,8 +115,6 @@ class PlanTerms:
         )
 
     def __str__(self) -> str:
-        from dpoptax.accounting._statement import claim_text, multipliers_text
-
         planned, sampler = self.guarantee(), self.sampler
         size, batch_size = sampler.dataset_size, sampler.batch_size
         (stage,) = planned.releases

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpoptax._pricing.checks import Accountant
+from dpoptax._pricing.noise_schedule import Schedule
 from dpoptax._pricing.privacy_event import Composable, other_events
 from dpoptax.accounting._calibration import calibrate
 from dpoptax.runs._plan_terms import PlanTerms
+from dpoptax.runs._private_run import PrivateRun, continued, shared_key
 from dpoptax.sampling._base import Sampler
 from dpoptax.sampling._poisson import PoissonSampler
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from dpoptax._random.keys import Generator
     from dpoptax._support.tree import PyTree
     from dpoptax.matrix._participation import Strategy
-    from dpoptax.runs._private_run import PrivateRun
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -143,7 +144,7 @@ class PrivacyPlan(PlanTerms):
 
     def new_run(
         self, key: "jax.Array | None" = None, *, generator: "Generator" = "threefry"
-    ) -> "PrivateRun":
+    ) -> PrivateRun:
         """Starts a run of the plan, with its own secret noise key and batches.
 
         Several hosts of one run must all call it at the same point of the program: they share the
@@ -163,11 +164,9 @@ class PrivacyPlan(PlanTerms):
         >>> run.plan == other.plan
         True
         """
-        from dpoptax.runs._private_run import PrivateRun, shared_key
-
         return PrivateRun(self, shared_key(generator) if key is None else key)
 
-    def continue_run(self, opt_state: "PyTree") -> "PrivateRun":
+    def continue_run(self, opt_state: "PyTree") -> PrivateRun:
         """Returns the run that an optimizer state belongs to, after the steps that it counts.
 
         The state holds the noise key and the number of releases, so a restored checkpoint is all
@@ -181,8 +180,6 @@ class PrivacyPlan(PlanTerms):
           ValueError: the state holds another number of noise stages than one, or other noise or
             another sampler than that of the plan.
         """
-        from dpoptax.runs._private_run import continued
-
         return continued(self, opt_state)
 
     def __getattr__(self, name: str) -> Any:
@@ -196,8 +193,6 @@ class PrivacyPlan(PlanTerms):
 
 def _frozen(schedule: Mapping[int, float]) -> Mapping[int, float]:
     """Returns a copy of a schedule that cannot be changed."""
-    from dpoptax._pricing.noise_schedule import Schedule
-
     return Schedule(tuple(schedule.items()))
 
 

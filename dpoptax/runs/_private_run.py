@@ -22,9 +22,10 @@ from dpoptax._random.keys import (
 from dpoptax._release.gaussian import gaussian_noise
 from dpoptax._release.read_ledger import read_ledgers, states_in
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
-from dpoptax._support.hosts import shared_bytes
+from dpoptax._support.hosts import check_same_on_hosts, shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import guarantee
+from dpoptax.runs import _identity as identity
 from dpoptax.runs._batches import Batch, example_loader, read_ahead
 from dpoptax.sampling._base import SEED_BYTES, Sampler
 
@@ -233,9 +234,6 @@ class PrivateRun:
 
     def _check_same_on_hosts(self, data: "PyTree", users: "UserTable | None") -> None:
         """Raises on all hosts unless they have the same plan, key, step, data and owners."""
-        from dpoptax._support.hosts import check_same_on_hosts
-        from dpoptax.runs import _identity as identity
-
         check_same_on_hosts(
             {
                 "The step of the run": self.step,

@@ -197,6 +197,7 @@ def count_rows(lookups: jax.Array, mask: jax.Array, selection: RowSelection) -> 
     rows = table_rows(lookups.reshape(batch, -1), size)
     rows = jnp.sort(jnp.where(mask[:, None], rows, size), axis=1)
     first = _starts(rows) & (rows < size)  # counts each row once per example
+    # So many bits that the sum of all weights, at most one per example, fits in int32.
     bits = _COUNT_BITS - max(batch, 1).bit_length()
     if selection.threshold > batch:
         raise ValueError(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dpoptax.training.fitting import fit as fit
     from dpoptax.training.loop import train_and_evaluate as train_and_evaluate
     from dpoptax.training.run.averaging import average_params as average_params
-    from dpoptax.training.search.compare import Comparison as Comparison
     from dpoptax.training.search.compare import compare as compare
+    from dpoptax.training.search.comparison import Comparison as Comparison
     from dpoptax.training.several_fits import FitRuns as FitRuns
     from dpoptax.training.several_fits import fit_runs as fit_runs
     from dpoptax.training.task import PlainPlan as PlainPlan
@@ -42,7 +42,8 @@ else:
         "fitting": ("FitResult", "fit"),
         "loop": ("train_and_evaluate",),
         "run.averaging": ("average_params",),
-        "search.compare": ("Comparison", "compare"),
+        "search.compare": ("compare",),
+        "search.comparison": ("Comparison",),
         "several_fits": ("FitRuns", "fit_runs"),
         "task": ("PlainPlan", "Task"),
     }

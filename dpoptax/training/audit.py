@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from numpy.typing import NDArray
+from scipy import stats
 
 import dpoptax
 from dpoptax import auditing, sampling
@@ -37,8 +38,8 @@ _SEARCHED = 16
 # Explanations of the bounds, by their names in the table.
 _MEANINGS = {
     "one threshold": "Clopper-Pearson bound on the errors of one test; for any mechanism",
-    "(ε, δ), Steinke et al.": "number of correct guesses about canaries; for any mechanism",
-    "f-DP of (ε, δ)": "the same guesses by Mahloujifar et al.'s recursion; for any mechanism",
+    "f-DP of (ε, δ)": "number of correct guesses about canaries, by the recursion of Mahloujifar "
+    "et al.; for any mechanism",
     "f-DP of the claim": "errors or guesses against the claimed trade-off function at every noise "
     "level; a lower bound on ε if the mechanism is of the claimed kind",
 }
@@ -187,10 +188,13 @@ def notes(rows: list[Audited]) -> list[str]:
         if row.violated:
             lines.append(f"{name}, {found.threat_model}: the claim is refuted.")
         if found.canaries is not None:
-            low, high = auditing.bootstrap_interval(found.canaries)
+            area = auditing.auc(*found.canaries)
+            spread = {"n_resamples": 1000, "method": "percentile", "vectorized": False}
+            resampled = stats.bootstrap(found.canaries, auditing.auc, **spread, random_state=0)
+            low, high = resampled.confidence_interval
             lines.append(
-                f"{name}: the attack's area under the curve is {found.canaries.auc:.3f}, and "
-                f"{low:.3f} to {high:.3f} in 95 % of bootstrap resamples of the canaries. This "
+                f"{name}: the attack's area under the curve is {area:.3f}, "
+                f"and {low:.3f} to {high:.3f} in 95 % of bootstrap resamples of the canaries. This "
                 "spread is not a bound."
             )
     return lines

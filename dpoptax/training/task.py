@@ -84,7 +84,7 @@ class Task:
     loss_fn: Callable[..., Any] | None
     params: Any
     data: streaming.Source
-    plan: dpoptax.PrivacyPlan | PlainPlan
+    plan: "dpoptax.PrivacyPlan | PlainPlan"
     optimizer: optax.GradientTransformation = dataclasses.field(
         default_factory=lambda: optax.adam(1e-3)
     )
@@ -120,7 +120,7 @@ class Task:
         return dataclasses.replace(self.plan, steps=self.steps).guarantee()
 
 
-def least_noise(plan: dpoptax.PrivacyPlan) -> float:
+def least_noise(plan: "dpoptax.PrivacyPlan") -> float:
     """Returns the noise multiplier of a plan, or the least one of a schedule."""
     noise = plan.noise_multiplier
     return min(noise.values()) if isinstance(noise, Mapping) else noise

@@ -40,7 +40,8 @@ def filters_findings(rows: list[Row]) -> Findings:
         if name != "none"
     }
     weakest = max(highest, key=lambda name: highest[name])
-    noise = {name: analysis.noise_gain(analysis.preset(name)) for name in names}
+    kappa = {name: analysis.impulse_response(analysis.preset(name), 1000) for name in names}
+    noise = {name: np.sum(each**2) for name, each in kappa.items()}
     least = min(noise, key=lambda name: noise[name])
     return [
         (

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import signal
 
 from dpoptax import filters
 
@@ -46,7 +47,9 @@ def filter_responses(
     """
     omega = np.geomspace(1e-3, math.pi, points)
     chosen = {name: filters.preset(name) for name in names}
-    amplitude = {name: np.abs(filters.frequency_response(f, omega)) for name, f in chosen.items()}
+    amplitude = {
+        name: np.abs(signal.freqz(f.b, [1, *f.a], worN=omega)[1]) for name, f in chosen.items()
+    }
     return FilterResponses(
         omega,
         {name: filters.impulse_response(f, length) for name, f in chosen.items()},

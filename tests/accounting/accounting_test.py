@@ -14,15 +14,22 @@ from scipy import integrate, optimize, stats
 import dpoptax
 from dpoptax import accounting, matrix
 from dpoptax._pricing import accountants, events, renyi
-from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
-from tests.helpers import after_releases, event_epsilon, slow_but
+from dpoptax.sampling import (
+    FixedSizeSampler,
+    PoissonSampler,
+    RandomAllocationSampler,
+    ShuffledSampler,
+)
+from tests.helpers import after_releases, divergences, event_epsilon, planned_epsilon, slow_but
 
 DELTA = 1e-5
 
 
 def divergences_of(orders, **run):
     """Returns the Rényi divergences of a planned run."""
-    return accounting.planned_guarantee(**run).rdp(orders)
+    planned = accounting.planned_guarantee(**run)
+    relation = planned.neighboring_relation
+    return divergences(planned.event.dp_event, np.atleast_1d(orders), relation)
 
 
 def curve_of(steps, delta, **run):
@@ -109,10 +116,7 @@ class TestPublishedValues:
         # From dp_accounting, accountant_test.py, test_get_smallest_subsampled_gaussian_noise.
         run = {"delta": DELTA, "sampling_probability": probability, "steps": steps}
         less, more = (
-            accounting.planned_guarantee(
-                noise_multiplier=expected * (1 + rel), **run
-            ).stated_epsilon
-            for rel in (3e-4, -3e-4)
+            planned_epsilon(noise_multiplier=expected * (1 + rel), **run) for rel in (3e-4, -3e-4)
         )
         assert less <= 1 < more
 
@@ -130,17 +134,15 @@ class TestIndependentComputations:
             return first - second - DELTA
 
         expected = optimize.brentq(log_ratio, 0, 50, xtol=1e-12)
-        found = accounting.planned_guarantee(
+        found = planned_epsilon(
             noise_multiplier=noise_multiplier, sampling_probability=1.0, steps=steps
-        ).epsilon(DELTA)
+        )
         assert expected <= found * (1 + 1e-9)
         assert found == pytest.approx(expected, rel=1e-4)
 
     @pytest.mark.parametrize(("noise_multiplier", "q"), [(0.6, 0.01), (2.0, 0.5)])
     def test_poisson_step_matches_quadrature(self, noise_multiplier, q):
-        found = accounting.planned_guarantee(
-            noise_multiplier=noise_multiplier, sampling_probability=q, steps=1
-        ).epsilon(DELTA)
+        found = planned_epsilon(noise_multiplier=noise_multiplier, sampling_probability=q, steps=1)
         with_record = mixture(q, 1.0, noise_multiplier)
         without = mixture(q, 0.0, noise_multiplier)
         deltas = [
@@ -155,9 +157,9 @@ class TestIndependentComputations:
     def test_fixed_size_step_matches_quadrature(self, noise_multiplier, batch):
         sampler = FixedSizeSampler(100, batch, seed=0)
         with pytest.warns(UserWarning, match="not below 1/N"):
-            found = accounting.planned_guarantee(
-                noise_multiplier=noise_multiplier, sampler=sampler, steps=1
-            ).epsilon(0.02)
+            found = planned_epsilon(
+                noise_multiplier=noise_multiplier, sampler=sampler, steps=1, delta=0.02
+            )
         q, s = batch / 100, noise_multiplier
         span = 15 * s
         dominating = hockey_stick(mixture(q, 2, s), mixture(q, 0, s), found, span)
@@ -175,12 +177,12 @@ class TestIndependentComputations:
     def test_replace_one_doubles_sensitivity_of_full_batches(self):
         sampler = FixedSizeSampler(1000, 1000, seed=0)
         for accountant in ("pld", "rdp"):
-            replaced = accounting.planned_guarantee(
+            replaced = planned_epsilon(
                 noise_multiplier=8, sampler=sampler, steps=10, accountant=accountant
-            ).epsilon(DELTA)
-            added = accounting.planned_guarantee(
+            )
+            added = planned_epsilon(
                 noise_multiplier=4, sampling_probability=1, steps=10, accountant=accountant
-            ).epsilon(DELTA)
+            )
             assert replaced == pytest.approx(added, rel=1e-4)
 
     def test_rdp_doubles_the_sensitivity_under_replace_one(self):
@@ -204,57 +206,43 @@ class TestIndependentComputations:
             dpa.SampledWithoutReplacementDpEvent(10_000, 100, dpa.GaussianDpEvent(1.5)), 200
         )
         library = dpa.rdp.RdpAccountant(None, dpa.NeighboringRelation.REPLACE_ONE)
-        assert accounting.planned_guarantee(
+        assert planned_epsilon(
             noise_multiplier=3.0, sampler=sampler, steps=200, accountant="rdp"
-        ).epsilon(DELTA) == pytest.approx(library.compose(event).get_epsilon(DELTA))
+        ) == pytest.approx(library.compose(event).get_epsilon(DELTA))
 
     @pytest.mark.parametrize(
-        ("noise_multiplier", "q", "steps"),
+        ("sigma", "design", "steps", "most"),
         [
-            *[(2.2, 0.2, 50), (4.0, 1.0, 20)],
-            *[
-                pytest.param(sigma, *run, marks=pytest.mark.slow)
-                for sigma in (0.7, 1.1)
-                for run in ((0.01, 1000), (0.2, 50), (1.0, 20))
-            ],
+            (2.2, {"sampling_probability": 0.2}, 50, 1.5),
+            (4.0, {"sampling_probability": 1.0}, 20, 1.5),
+            # The bound of Wang et al. holds for any mechanism.
+            (6.0, {"sampler": FixedSizeSampler(10_000, 100, seed=0)}, 500, 2.5),
+            pytest.param(*(0.7, {"sampling_probability": 0.01}, 1000, 1.5), marks=pytest.mark.slow),
         ],
     )
-    def test_rdp_is_never_below_pld(self, noise_multiplier, q, steps):
+    def test_rdp_is_never_below_pld(self, sigma, design, steps, most):
         pld, rdp = (
-            accounting.planned_guarantee(
-                noise_multiplier=noise_multiplier,
-                sampling_probability=q,
-                steps=steps,
-                accountant=accountant,
-            ).epsilon(DELTA)
+            planned_epsilon(noise_multiplier=sigma, steps=steps, accountant=accountant, **design)
             for accountant in ("pld", "rdp")
         )
-        assert pld < rdp < 1.5 * pld
-
-    def test_fixed_size_rdp_is_above_pld(self):
-        sampler = FixedSizeSampler(10_000, 100, seed=0)
-        pld, rdp = (
-            accounting.planned_guarantee(
-                noise_multiplier=6.0, sampler=sampler, steps=500, accountant=accountant
-            ).epsilon(DELTA)
-            for accountant in ("pld", "rdp")
-        )
-        assert pld < rdp < 2.5 * pld  # the bound of Wang et al. holds for any mechanism
+        assert pld < rdp < most * pld
 
 
 class TestCurve:
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     @pytest.mark.parametrize(
-        "sampler", [PoissonSampler(1438, 256, seed=0), FixedSizeSampler(1000, 100, seed=0)]
+        "sampler",
+        [
+            PoissonSampler(1438, 256, seed=0),
+            FixedSizeSampler(1000, 100, seed=0),
+            RandomAllocationSampler(1000, 50, seed=0),
+        ],
     )
     def test_never_below_epsilon_and_nondecreasing(self, sampler, accountant):
         run = {"noise_multiplier": 12.0, "delta": DELTA, "sampler": sampler}
         counts = [0, *range(1, 40, 9)]
         bounds = curve_of(steps=counts, accountant=accountant, **run)
-        exact = [
-            accounting.planned_guarantee(steps=n, accountant=accountant, **run).stated_epsilon
-            for n in counts
-        ]
+        exact = [planned_epsilon(steps=n, accountant=accountant, **run) for n in counts]
         assert bounds[0] == 0
         assert np.all(np.diff(bounds) >= 0)
         assert bounds[-1] == exact[-1]
@@ -325,7 +313,7 @@ class TestRenyiDivergences:
         ):
             replaced = isinstance(event, dpa.SampledWithoutReplacementDpEvent)
             relation = "replace-one" if replaced else "add-or-remove-one"
-            found = accounting.Guarantee(event, relation, "rdp").rdp(orders)
+            found = divergences(event, orders, relation)
             np.testing.assert_allclose(found, expected, rtol=1e-9)
             assert np.all(found >= expected * (1 - 1e-15))
 
@@ -335,9 +323,18 @@ class TestRenyiDivergences:
         assert found == pytest.approx((below + above) / 2)
         assert divergences_of(orders=1.5, **run) == pytest.approx(below)
 
-    @pytest.mark.parametrize(("q", "sigma"), [(0.01, 2.5), (0.5, 0.3), (1.0, 1.0)])
-    def test_infinite_at_order_infinity(self, q, sigma):
-        run = {"noise_multiplier": sigma, "sampling_probability": q}
+    @pytest.mark.parametrize(
+        "design",
+        [
+            *({"sampling_probability": q} for q in (0.01, 0.5, 1.0)),
+            {"sampler": PoissonSampler(1000, 50, seed=0, max_batch_size=60)},
+            {"sampler": FixedSizeSampler(1000, 50, seed=0)},
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("sigma", [0.3, 2.5])
+    def test_infinite_at_order_infinity(self, design, sigma):
+        run = {"noise_multiplier": sigma, **design}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = divergences_of(orders=[1.5, 2, math.inf], steps=50, **run)
@@ -347,31 +344,14 @@ class TestRenyiDivergences:
         assert nothing.tolist() == [0, 0]
 
     @pytest.mark.parametrize(
-        ("sampler", "relation"),
-        [
-            (PoissonSampler(1000, 50, seed=0, max_batch_size=60), "add-or-remove-one"),
-            (FixedSizeSampler(1000, 50, seed=0), "replace-one"),
-        ],
-    )
-    def test_truncated_and_fixed_size_samples_have_divergences(self, sampler, relation):
-        event = sampler.dp_event(1.0, 3)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            found = accountants.rdp_curve(
-                event, np.array([2.0, math.inf]), events.RELATIONS[relation]
-            )
-        assert np.isfinite(found[0])
-        assert found[1] == math.inf
-
-    @pytest.mark.parametrize(
         ("q", "sigma", "steps", "expected"),
         [(0.05, 0.7, 3000, 51.35), (0.2, 1.0, 500, 40.94), (0.05, 0.3, 1, 15.061)],
     )
     def test_epsilon_with_little_noise(self, q, sigma, steps, expected):
         # The series of dp_accounting gives 55.31 and 43.36 for the first two.
-        found = accounting.planned_guarantee(
+        found = planned_epsilon(
             noise_multiplier=sigma, sampling_probability=q, steps=steps, accountant="rdp"
-        ).epsilon(DELTA)
+        )
         assert found == pytest.approx(expected, abs=6e-3)
 
     def test_gaussians_on_one_sample_combine_into_one(self):
@@ -390,9 +370,13 @@ class TestRenyiDivergences:
     def test_tiny_divergences_are_not_rounded_to_zero(self, sigma, q, steps, delta):
         """Checks so many steps that they add up to a Gaussian of mean about q √steps/σ."""
         mean = q * math.sqrt(steps) / sigma
-        found = accounting.planned_guarantee(
-            noise_multiplier=sigma, sampling_probability=q, steps=steps, accountant="rdp"
-        ).epsilon(delta)
+        found = planned_epsilon(
+            noise_multiplier=sigma,
+            sampling_probability=q,
+            steps=steps,
+            accountant="rdp",
+            delta=delta,
+        )
         assert (
             stats.norm.cdf(mean / 2 - found / mean)
             - math.exp(found) * stats.norm.cdf(-mean / 2 - found / mean)
@@ -446,31 +430,23 @@ class TestTruncation:
     def test_default_padding_barely_changes_epsilon(self):
         sampler = PoissonSampler(50_000, 256, seed=0)
         for accountant in ("pld", "rdp"):
-            plain = accounting.planned_guarantee(
+            plain = planned_epsilon(
                 **self.run, sampling_probability=256 / 50_000, accountant=accountant
-            ).stated_epsilon
-            truncated = accounting.planned_guarantee(
-                **self.run, sampler=sampler, accountant=accountant
-            ).stated_epsilon
+            )
+            truncated = planned_epsilon(**self.run, sampler=sampler, accountant=accountant)
             assert plain < truncated < plain * (1 + 2e-4)
 
     def test_fast_price_matches_exact_price(self):
         sampler = PoissonSampler(50_000, 256, seed=0)
         exact = dpa.pld.PLDAccountant().compose(sampler.dp_event(2.2, 1000)).get_epsilon(DELTA)
-        assert accounting.planned_guarantee(
-            **self.run, sampler=sampler
-        ).stated_epsilon == pytest.approx(exact, rel=2e-4)
+        assert planned_epsilon(**self.run, sampler=sampler) == pytest.approx(exact, rel=2e-4)
 
     @pytest.mark.usefixtures("coarse_prices")
     def test_tight_truncation_raises_epsilon(self):
         sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=300)
-        plain = accounting.planned_guarantee(
-            **self.run, sampling_probability=256 / 50_000
-        ).stated_epsilon
+        plain = planned_epsilon(**self.run, sampling_probability=256 / 50_000)
         pld, rdp = (
-            accounting.planned_guarantee(
-                **self.run, sampler=sampler, accountant=accountant
-            ).stated_epsilon
+            planned_epsilon(**self.run, sampler=sampler, accountant=accountant)
             for accountant in ("pld", "rdp")
         )
         assert 1.02 * plain < pld < rdp
@@ -514,10 +490,8 @@ class TestTruncation:
     @pytest.mark.parametrize("sigma", [0.3, 0.1])
     def test_default_truncation_is_negligible_with_little_noise(self, sampler, sigma):
         run = {"noise_multiplier": sigma, "delta": DELTA, "steps": 1, "accountant": "rdp"}
-        found = accounting.planned_guarantee(sampler=sampler, **run).stated_epsilon
-        assert found == pytest.approx(
-            accounting.planned_guarantee(sampling_probability=0.05, **run).stated_epsilon, rel=1e-6
-        )
+        found = planned_epsilon(sampler=sampler, **run)
+        assert found == pytest.approx(planned_epsilon(sampling_probability=0.05, **run), rel=1e-6)
         if sigma == 0.3:
             assert found == pytest.approx(15.0613, rel=1e-5)
 
@@ -527,14 +501,10 @@ class TestTruncation:
     def test_rdp_prices_truncation_that_delta_cannot_cover(self, sampler):
         # The default truncation has probability 5e-12 in this run.
         run = {"noise_multiplier": 8.0, "delta": 1e-13, "steps": 100}
-        found = accounting.planned_guarantee(
-            sampler=sampler, accountant="rdp", **run
-        ).stated_epsilon
-        plain = accounting.planned_guarantee(
-            sampling_probability=0.05, accountant="rdp", **run
-        ).stated_epsilon
+        found = planned_epsilon(sampler=sampler, accountant="rdp", **run)
+        plain = planned_epsilon(sampling_probability=0.05, accountant="rdp", **run)
         assert plain < found < 1.5 * plain
-        assert accounting.planned_guarantee(sampler=sampler, **run).stated_epsilon < found
+        assert planned_epsilon(sampler=sampler, **run) < found
 
     @pytest.mark.parametrize("largest", slow_but((1,), (1, 2, 4, 6)))
     def test_truncated_draw_reveals_no_more_than_priced(self, largest):
@@ -557,15 +527,14 @@ class TestTruncation:
         uncut = dpa.pld.PLDAccountant().compose(plain, count)
         orders = np.array([1.5, 2.0, 4.0, 8.0])
         for name, other in pairs.items():
-            relation = events.RELATIONS[name]
-            curve = accountants.rdp_curve(event, orders, relation)
+            curve = divergences(event, orders, name)
             for p, r in ((adding, other), (other, adding)):
                 for epsilon in (0.1, 1.0, 3.0):
                     shown = np.maximum(p - math.exp(epsilon) * r, 0).sum() * step
                     assert shown <= uncut.get_delta(epsilon) + paid
                 logs = np.log(p[:, None]) * orders - np.log(r[:, None]) * (orders - 1)
-                divergences = np.log(np.exp(logs).sum(axis=0) * step) / (orders - 1)
-                assert np.all(divergences <= curve + 1e-12)
+                exact = np.log(np.exp(logs).sum(axis=0) * step) / (orders - 1)
+                assert np.all(exact <= curve + 1e-12)
         if largest == 1:  # far more than without truncation
             shown = np.maximum(adding - math.e * pairs["replace-special"], 0).sum() * step
             assert shown > 1.2 * uncut.get_delta(1.0)
@@ -585,9 +554,9 @@ class TestEdges:
     )
     def test_no_noise_and_no_steps(self, design, accountant):
         def spent(noise_multiplier, steps):
-            return accounting.planned_guarantee(
+            return planned_epsilon(
                 noise_multiplier=noise_multiplier, steps=steps, accountant=accountant, **design
-            ).epsilon(DELTA)
+            )
 
         assert spent(0, 10) == math.inf
         assert spent(1.0, 0) == 0
@@ -595,18 +564,13 @@ class TestEdges:
         assert spent(math.inf, 10) == 0
 
     def test_nothing_sampled(self):
-        assert (
-            accounting.planned_guarantee(
-                noise_multiplier=0, sampling_probability=0, steps=9
-            ).epsilon(DELTA)
-            == 0
-        )
+        assert planned_epsilon(noise_multiplier=0, sampling_probability=0, steps=9) == 0
 
     @pytest.mark.usefixtures("coarse_prices")
     def test_epsilon_is_infinite_after_too_many_steps(self):
         run = {"noise_multiplier": 0.01, "sampling_probability": 1.0, "delta": DELTA}
-        assert accounting.planned_guarantee(**run, steps=10**7).stated_epsilon == math.inf
-        assert accounting.planned_guarantee(**run, steps=9).stated_epsilon < 1e6
+        assert planned_epsilon(**run, steps=10**7) == math.inf
+        assert planned_epsilon(**run, steps=9) < 1e6
 
     @pytest.mark.parametrize(
         ("noise_multiplier", "steps", "q"),
@@ -615,8 +579,8 @@ class TestEdges:
     def test_epsilon_is_infinite_if_losses_exceed_the_grid(self, noise_multiplier, steps, q):
         """An infinite ε is returned without an error, although the grid cannot span the losses."""
         run = {"noise_multiplier": noise_multiplier, "steps": steps, "sampling_probability": q}
-        assert accounting.planned_guarantee(**run).epsilon(DELTA) == math.inf
-        assert accounting.planned_guarantee(**run, accountant="rdp").epsilon(DELTA) > 1e6
+        assert planned_epsilon(**run) == math.inf
+        assert planned_epsilon(**run, accountant="rdp") > 1e6
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -656,10 +620,6 @@ class TestEdges:
         with pytest.raises(ValueError, match=r"`dataset_size` .* got <ndarray of shape \(99, 2\)>"):
             PoissonSampler(np.ones((99, 2)), 1, seed=0)
 
-    def test_bad_orders(self):
-        with pytest.raises(ValueError, match=r"`orders` must all be greater than 1, got \[1, 2\]"):
-            divergences_of(noise_multiplier=1, sampling_probability=0.1, steps=1, orders=[1, 2])
-
     def test_warns_if_delta_is_not_below_one_over_n(self):
         sampler = PoissonSampler(1000, 10, seed=0)
         run = {"noise_multiplier": 6.0, "sampler": sampler, "steps": 5}
@@ -677,8 +637,8 @@ class TestEdges:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            accounting.planned_guarantee(**run).epsilon(9e-4)
-            accounting.planned_guarantee(**run).epsilon(1e-3)  # warned of above
+            planned_epsilon(**run, delta=9e-4)
+            planned_epsilon(**run, delta=1e-3)  # warned of above
 
     def test_refuses_unsupported_events(self):
         gaussian = dpa.GaussianDpEvent(1.0)
@@ -736,35 +696,27 @@ class TestCalibration:
         found = accounting.calibrate(
             epsilon=epsilon, delta=DELTA, steps=steps, accountant=accountant, **design
         )
-        spent = accounting.planned_guarantee(
+        spent = planned_epsilon(
             noise_multiplier=found, steps=steps, accountant=accountant, **design
-        ).epsilon(DELTA)
+        )
         assert 0.9998 * epsilon <= spent <= epsilon
         assert found == float(f"{found:.4e}")
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("max_batch_size", [300])
-    def test_calibration_accounts_for_truncation(self, max_batch_size):
-        sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=max_batch_size)
-        run = {"delta": DELTA, "steps": 300, "sampler": sampler}
-        found = accounting.calibrate(epsilon=1, **run)
-        assert (
-            0.9998
-            <= accounting.planned_guarantee(noise_multiplier=found, **run).stated_epsilon
-            <= 1
-        )
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     @pytest.mark.parametrize(
         "design",
-        [{"sampling_probability": 0.01}, {"sampler": FixedSizeSampler(10_000, 100, seed=0)}],
+        [
+            {"sampling_probability": 0.01},
+            {"sampler": FixedSizeSampler(10_000, 100, seed=0)},
+            {"sampler": RandomAllocationSampler(10_000, 100, seed=0)},
+        ],
         ids=str,
     )
     def test_steps_are_the_most_that_fit(self, design, accountant):
         run = {"noise_multiplier": 4.4, "delta": DELTA, "accountant": accountant, **design}
         steps = accounting.calibrate(epsilon=1.5, **run)
-        assert accounting.planned_guarantee(steps=steps, **run).stated_epsilon <= 1.5
-        assert accounting.planned_guarantee(steps=steps + 1, **run).stated_epsilon > 1.5
+        assert planned_epsilon(steps=steps, **run) <= 1.5
+        assert planned_epsilon(steps=steps + 1, **run) > 1.5
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     def test_batch_size_is_the_largest_that_fits(self, accountant):
@@ -772,9 +724,7 @@ class TestCalibration:
         size = accounting.calibrate(epsilon=2, dataset_size=50_000, **run)
 
         def spent(batch_size):
-            return accounting.planned_guarantee(
-                sampler=PoissonSampler(50_000, batch_size, seed=0), **run
-            ).stated_epsilon
+            return planned_epsilon(sampler=PoissonSampler(50_000, batch_size, seed=0), **run)
 
         assert spent(size) <= 2 < spent(size + 1)
 
@@ -782,12 +732,7 @@ class TestCalibration:
         """Truncation is part of δ, and a batch size off by 1 in 100,000 would be noticeable."""
         run = {"noise_multiplier": 5.0, "delta": 9e-7, "steps": 100}
         size = accounting.calibrate(epsilon=1.0, dataset_size=10**6, **run)
-        assert (
-            accounting.planned_guarantee(
-                sampler=PoissonSampler(10**6, size, seed=0), **run
-            ).stated_epsilon
-            <= 1.0
-        )
+        assert planned_epsilon(sampler=PoissonSampler(10**6, size, seed=0), **run) <= 1.0
 
     def test_generous_budget_allows_full_batches(self):
         assert (
@@ -853,9 +798,7 @@ class TestEpsilonSpent:
         return after_releases(tx, {"w": jnp.zeros(2)}, releases)
 
     def spent(self, noise_multiplier, steps):
-        return accounting.planned_guarantee(
-            noise_multiplier=noise_multiplier, sampler=self.sampler, steps=steps
-        ).epsilon(DELTA)
+        return planned_epsilon(noise_multiplier=noise_multiplier, sampler=self.sampler, steps=steps)
 
     def test_reads_the_ledger(self):
         assert accounting.guarantee(self.state(0), self.sampler).epsilon(DELTA) == 0
@@ -863,9 +806,9 @@ class TestEpsilonSpent:
             found = accounting.guarantee(
                 (self.state(7), ()), self.sampler, accountant=accountant
             ).epsilon(DELTA)
-            assert found == accounting.planned_guarantee(
+            assert found == planned_epsilon(
                 noise_multiplier=4.0, sampler=self.sampler, steps=7, accountant=accountant
-            ).epsilon(DELTA)
+            )
 
     def test_two_ledgers_share_batches(self):
         both = accounting.guarantee(
@@ -912,14 +855,6 @@ class TestEpsilonSpent:
         )
         assert shared.epsilon(0.099) < 0.01 < 0.1 < apart.epsilon(0.099)
 
-    @pytest.mark.slow
-    def test_alternating_batches_have_lower_trade_off(self):
-        sampler = PoissonSampler(10, 1, seed=0)
-        states = (self.state(1, 0.5, 1), self.state(1, 0.5, 1, key=1))
-        together = accounting.guarantee(states, sampler).trade_off
-        apart = accounting.guarantee(states, sampler, same_batches=False).trade_off
-        assert apart(0.2) < together(0.2) - 0.01
-
     def test_no_noise_means_infinite_epsilon(self):
         assert accounting.guarantee(self.state(1, 0.0), self.sampler).epsilon(DELTA) == math.inf
         states = (self.state(2, 0.0), self.state(2, key=1))
@@ -941,12 +876,12 @@ class TestEpsilonSpent:
 @pytest.mark.parametrize("probability", [0.1, 1.0])
 def test_extreme_multipliers_give_sound_epsilon(accountant, probability):
     spent = [
-        accounting.planned_guarantee(
+        planned_epsilon(
             noise_multiplier=multiplier,
             sampling_probability=probability,
             steps=3,
             accountant=accountant,
-        ).epsilon(1e-5)
+        )
         for multiplier in (1e-300, 1e-10, 1e9, 1e200, 1e300)
     ]
     assert spent[:2] == [math.inf, math.inf]

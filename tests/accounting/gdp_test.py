@@ -14,7 +14,7 @@ import dpoptax
 from dpoptax import accounting, sampling
 from dpoptax._pricing import accountants, composition, privacy_losses, trade_off_functions
 from dpoptax._pricing.events import RELATIONS, parts_of
-from tests.helpers import after_releases
+from tests.helpers import after_releases, profile
 
 RATES = np.array([1e-3, 0.01, 0.1, 0.3, 0.7])
 
@@ -97,7 +97,7 @@ def test_profile_deltas_match_stated_epsilons():
     step = dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(2.0))
     event = dp_accounting.SelfComposedDpEvent(step, 256)
     relation = RELATIONS["add-or-remove-one"]
-    epsilons, deltas = accountants.profile_of(event, relation, 1e-3, points=12)
+    epsilons, deltas = profile(event, relation, 1e-3, points=12)
     pair = privacy_loss_distribution.from_gaussian_mechanism(
         2.0, sampling_prob=0.02, value_discretization_interval=1e-3
     )

@@ -16,7 +16,8 @@ import dpoptax
 from dpoptax import accounting, matrix, sampling, tables
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax.users import UserTable, per_user_loss
-from tests.helpers import after_releases, event_epsilon
+from tests.accounting.same_neighbors_test import check_refused
+from tests.helpers import after_releases, event_epsilon, planned_epsilon
 
 DELTA = 1e-5
 SIZES = {"dataset_size": 1000, "batch_size": 50, "steps": 3, "noise_multiplier": 6.0}
@@ -63,15 +64,15 @@ def test_shared_draws_cost_as_much_as_noise_over_root_two(
     run = {"sampling_probability": q, "delta": DELTA}
 
     def price(**noise):
-        return accounting.planned_guarantee(**run, **noise).stated_epsilon
+        return planned_epsilon(**run, **noise)
 
     assert price(noise_multiplier=sigma, steps=steps) == pytest.approx(one, abs=0.006)
     assert price(noise_multiplier=sigma, steps=2 * steps) == pytest.approx(independent, abs=0.006)
     found = price(noise_multiplier=sigma / math.sqrt(2), steps=steps)
     assert found == pytest.approx(shared, abs=0.006)
-    assert found > 2 * accounting.planned_guarantee(
-        noise_multiplier=sigma, sampling_probability=q, steps=steps
-    ).epsilon(DELTA / 2)
+    assert found > 2 * planned_epsilon(
+        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=DELTA / 2
+    )
     if steps == 3:  # the pair, by its definition: one draw under two releases
         two = dpa.ComposedDpEvent([dpa.GaussianDpEvent(sigma)] * 2)
         pair = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, two), steps)
@@ -151,9 +152,7 @@ def test_runs_of_a_plan_are_independent():
     assert len({*first.event.seeds, *second.event.seeds, *third.event.seeds}) == 3
     both = plan_of(also=[first])
     twice = {"steps": 6, "sampler": plan.sampler, "delta": DELTA, "accountant": "rdp"}
-    assert both.epsilon == pytest.approx(
-        accounting.planned_guarantee(noise_multiplier=6.0, **twice).stated_epsilon
-    )
+    assert both.epsilon == pytest.approx(planned_epsilon(noise_multiplier=6.0, **twice))
     assert spent(both, key=None).stated_epsilon == pytest.approx(both.epsilon)
     # A plan has no seed, so each of its runs will draw its own.
     assert plan_of(also=[plan.guarantee()]).epsilon == pytest.approx(both.epsilon)
@@ -244,17 +243,7 @@ class TestUnits:
     @pytest.mark.parametrize("units", [("user", "example"), ("example", "user")])
     def test_events_of_two_units_are_refused(self, units):
         one, other = map(self.plan_of_unit, units)
-        released = spent(one)
-        for also in (one.guarantee(), released, released.event):
-            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-                dataclasses.replace(other, also=[also])
-            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-                accounting.guarantee(state_of(other, KEYS[1]), other.sampler, also=[also])
-            with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-                accounting.selection.all_of([other.guarantee(), also])
-        candidates = [one.guarantee(), other.guarantee()]
-        with pytest.raises(ValueError, match="same unit, got 'example' and 'user'"):
-            accounting.selection.best_of_random(candidates, mean=3, distribution="geometric")
+        check_refused(one, other, "same unit, got 'example' and 'user'")
 
     @pytest.mark.parametrize("unit", ["user", "example"])
     def test_events_of_one_unit_keep_it(self, unit):

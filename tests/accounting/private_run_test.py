@@ -199,12 +199,6 @@ def test_later_plan_of_more_steps_continues_the_run():
 class TestOneUse:
     """A run has one noise stage, one pass over its batches, and the state of its own noise."""
 
-    def test_noise_is_made_once(self):
-        run = plan_of().new_run()
-        run.noise()
-        with pytest.raises(RuntimeError, match="`noise` of a run must be called once"):
-            run.noise()
-
     def test_noise_that_was_refused_may_be_made_again(self):
         run = plan_of(**CORRELATED, fixed_point=True).new_run()
         with pytest.raises(ValueError, match="`clip` must be the clip of all sums"):
@@ -304,15 +298,6 @@ class TestStates:
         assert spent[0] == 0
         assert all(np.diff(spent) > 0)
         assert spent[-1] == run.plan.epsilon
-
-    def test_loop_that_ends_early_has_a_guarantee(self):
-        run = plan_of().new_run()
-        loop = Loop(run)
-        for batch in run.batches(X):
-            if batch.step == 3:
-                break
-            loop.update(batch.examples, batch.mask)
-        assert run.guarantee(loop.state).releases[0].number == 3
 
     def test_state_of_another_run_is_refused(self):
         plan = plan_of()

@@ -18,7 +18,7 @@ import dpoptax
 from dpoptax import accounting, matrix, sampling, tables
 from dpoptax.accounting import Guarantee, PrivacyEvent, selection
 from dpoptax.users import UserTable, per_user_loss
-from tests.helpers import after_releases
+from tests.helpers import after_releases, planned_epsilon
 
 DELTA = 1e-5
 ACCOUNTS = [f"a{i}" for i in range(40)]
@@ -188,9 +188,7 @@ def test_a_cyclic_run_reveals_more_to_a_neighbor_with_one_record_more():
     """Shows why: the record shifts the groups of all others."""
     sigma = 0.7
     cyclic = matrix.CyclicPoissonSampler(1000, 100, cycle_length=10)
-    stated = accounting.planned_guarantee(noise_multiplier=sigma, steps=10, sampler=cyclic).epsilon(
-        DELTA
-    )
+    stated = planned_epsilon(noise_multiplier=sigma, steps=10, sampler=cyclic)
     threshold = np.linspace(2, 10 / sigma, 4000)
     present = stats.norm.sf((threshold - 2) / sigma)
     absent = 10 * stats.norm.sf(threshold / sigma)

@@ -10,10 +10,10 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._pricing import accountants, events
+from dpoptax._pricing import events
 from dpoptax.accounting import selection
 from dpoptax.sampling import PoissonSampler
-from tests.helpers import event_epsilon
+from tests.helpers import divergences, event_epsilon
 
 DELTA = 1e-5
 RUN = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(1.5)), 100)
@@ -29,7 +29,7 @@ def epsilon(event, accountant="rdp"):
 def test_single_candidate_matches_dp_accounting(distribution, mean):
     # Uses our divergences of a run, because dp_accounting's are wrong at non-integer orders.
     orders = rdp.RdpAccountant().orders
-    run = accountants.rdp_curve(RUN, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    run = divergences(RUN, orders)
     best = rdp_privacy_accountant._compute_rdp_repeat_and_select(
         orders, run, mean, selection.SHAPES[distribution]
     )
@@ -53,24 +53,6 @@ def test_expected_truncations_are_subtracted_from_delta(distribution):
         for run, delta in ((cut, DELTA), (plain, DELTA - 10 * paid))
     )
     assert found == pytest.approx(want, rel=1e-12)
-
-
-def test_random_candidates_cost_as_much_as_the_costliest():
-    both = selection.best_of_random([CHEAPER, RUN], mean=10, distribution="geometric")
-    alone = selection.best_of_random([RUN], mean=10, distribution="geometric")
-    assert epsilon(both) == epsilon(alone)
-
-
-def test_crossing_curves_cost_more_than_either():
-    """The price uses the largest divergence at each order, not the larger of two epsilons."""
-    few = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(0.7)), 60)
-    many = dpa.GaussianDpEvent(3.0)
-    mixed = selection.best_of_random([few, many], mean=20, distribution="geometric")
-    single = [
-        epsilon(selection.best_of_random([event], mean=20, distribution="geometric"))
-        for event in (few, many)
-    ]
-    assert epsilon(mixed) > max(single)
 
 
 def test_best_of_random_is_cheaper_than_all_of():

@@ -68,16 +68,6 @@ def test_curve_matches_scikit_learn():
     assert report.auc == pytest.approx(metrics.roc_auc_score(labels, scores))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("claimed", [None, 1.0])
-def test_writes_figure(tmp_path, claimed):
-    guarantee = claimed and auditing.gaussian_trade_off(claimed)
-    report = auditing.membership_report(*_losses(1.0, 300), guarantee=guarantee)
-    assert ("no guarantee was given" in str(report)) is (claimed is None)
-    report.plot(tmp_path / "roc.png")
-    assert (tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_report_writes_itself_and_the_statement(tmp_path, monkeypatch):
     monkeypatch.setattr(auditing.MembershipReport, "plot", lambda self, path: path.touch())
     plan = {"dataset_size": 1000, "batch_size": 50, "steps": 4, "noise_multiplier": 2.0}

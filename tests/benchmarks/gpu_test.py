@@ -9,7 +9,7 @@ import pytest
 
 import dpoptax
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import bundle, contention, correctness, networks, tables, torch_steps
+from benchmarks.gpu import contention, correctness, networks, tables, torch_steps
 from benchmarks.gpu.networks import AUTO, PLAIN, Contender, Network
 from benchmarks.gpu.schedule import Schedule, Task
 from benchmarks.models import mlp
@@ -131,11 +131,3 @@ def test_skips_tasks_without_time(tmp_path):
     # A task takes a hundredth of what was expected, so the next fits.
     schedule.run("next", [tasks[1], Task("long", 100.0, lambda: "also done")])
     assert schedule.results["next"]["long"] == "also done"
-
-
-def test_bundle_downloads_pinned_wheels_for_linux(tmp_path):
-    command = bundle.command(tmp_path)
-    assert command[:2] == ["pip", "download"]
-    assert "dp-accounting==0.6.0" in command
-    assert command[command.index("--dest") + 1] == str(tmp_path)
-    assert {"manylinux_2_28_x86_64", "--only-binary=:all:", "--no-deps"} < set(command)

@@ -153,56 +153,31 @@ def test_clip_declares_only_what_users_write():
     assert public == {"sensitivity", "factors", "groups"}
 
 
-def test_auto_s_and_psac_keep_short_gradients_short():
-    short = jax.tree.map(lambda g: np.zeros(g.shape, np.float32), _grads(0))
-    short["a"][0, 0, 0] = 1e-4
-    length = {name: float(np.asarray(_summed(name)(short)["a"])[0, 0]) for name in FLAT}
-    np.testing.assert_allclose(length["auto-v"], 0.7, rtol=1e-5)
-    np.testing.assert_allclose(length["auto-s"], 0.7 * 1e-4 / 1.01e-2, rtol=1e-5)
-    np.testing.assert_allclose(length["psac"], 0.7 * 1e-4, rtol=1e-2)
-
-
-def test_normalized_clip_is_l2_clip_over_bound():
-    grads = _grads(2)
-    ours = _alone(dpoptax.normalized_clip(0.3), grads)
-    want = jax.tree.map(lambda x: x / 0.3, _alone(dpoptax.l2_clip(0.3), grads))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), ours, want)
-
-
-def test_layers_are_clipped_separately():
-    grads = _grads(3)
-    total = _summed("two")(grads)
-    for name, bound in (("a", 0.5), ("b", 1.2)):
-        alone = _alone(dpoptax.l2_clip(bound), grads[name])
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), total[name], alone)
-    total = _summed("whole")(grads)
-    alone = _alone(dpoptax.l2_clip(0.7 / 3**0.5), grads["a"])
-    np.testing.assert_allclose(total["a"], alone, rtol=1e-5)
-    np.testing.assert_allclose(dpoptax.per_layer_clip([3.0, 4.0]).sensitivity, 5.0)
-    np.testing.assert_allclose(LAYERED["whole"].sensitivity, 0.7)
+def _third(make, **options):
+    """Returns a clip with the share of each of three leaves in a bound of 0.7."""
+    return make(0.7 / 3**0.5, **options)
 
 
 @pytest.mark.parametrize(
-    "make", [dpoptax.l2_clip, dpoptax.automatic_clip, dpoptax.contrib.psac_clip]
+    ("name", "alone", "sensitivity"),
+    [
+        ("two", {"a": dpoptax.l2_clip(0.5), "b": dpoptax.l2_clip(1.2)}, 1.3),
+        ("named", {"a": FLAT["auto-s"], "b": FLAT["normalized"]}, (0.7**2 + 1.0) ** 0.5),
+        ("whole", _third(dpoptax.l2_clip), 0.7),
+        ("auto-s each", _third(dpoptax.automatic_clip, gamma=0.01), 0.7),
+        ("psac each", _third(dpoptax.contrib.psac_clip, r=0.1), 0.7),
+    ],
 )
-def test_one_clip_is_split_evenly_over_layers(make):
-    grads = _grads(4)
-    clip = dpoptax.per_layer_clip(make(0.7))
-    total = _alone(clip, grads)
-    # Three leaves, each with a bound of 0.7/√3; γ and r are unchanged.
-    alone = [_alone(make(0.7 / 3**0.5), leaf) for leaf in jax.tree.leaves(grads)]
-    for got, want in zip(jax.tree.leaves(total), alone, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5)
-    assert clip.sensitivity == 0.7
-
-
-def test_layers_can_have_different_clips():
-    grads = _grads(5)
-    total = _summed("named")(grads)
-    for name, clip in (("a", FLAT["auto-s"]), ("b", FLAT["normalized"])):
-        alone = _alone(clip, grads[name])
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), total[name], alone)
-    np.testing.assert_allclose(LAYERED["named"].sensitivity, (0.7**2 + 1.0) ** 0.5)
+def test_layers_are_clipped_separately(name, alone, sensitivity):
+    """Each layer has its own bound. One bound is split evenly; γ and r are unchanged."""
+    grads = _grads(3)
+    alone = alone if isinstance(alone, dict) else jax.tree.map(lambda _: alone, grads)
+    flat = lambda x: isinstance(x, dpoptax.Clip)  # noqa: E731
+    want = jax.tree.map(_alone, alone, grads, is_leaf=flat)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), _summed(name)(grads), want
+    )
+    assert LAYERED[name].sensitivity == pytest.approx(sensitivity, rel=1e-12)
 
 
 def test_per_layer_auto_v_fills_every_bound():
@@ -227,32 +202,6 @@ def test_refuses_layers_with_clips_that_are_not_flat(clip):
             dpoptax.per_layer_clip(given)
 
 
-def test_noise_scales_to_sensitivity_of_all_layers():
-    clip = dpoptax.per_layer_clip({"a": 3.0, "b": 4.0})
-    tx = dpoptax.clip_and_noise(clip, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
-    params = {"a": jnp.zeros(4000), "b": jnp.zeros(4000)}
-    grads = {name: jnp.zeros((1, 4000)) for name in params}
-    release, _ = jax.jit(tx.update)(grads, tx.init(params), params, mask=np.ones(1, bool))
-    for leaf in jax.tree.leaves(release):
-        assert abs(np.std(leaf) - 1.0) < 0.05
-
-
-def test_per_layer_clip_works_in_jitted_clipped_grad():
-    params = helpers.mlp_params(0)
-    clip = dpoptax.per_layer_clip([0.2, 0.4])
-    grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=4))
-    batch = helpers.mlp_batch(0, 6)
-    clipped = grad_fn(dpoptax.gradient_points((), params), batch)
-    per_example = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))
-    want = jax.jit(lambda params, batch: sum_clipped(clip, per_example(params, batch)))(
-        params, batch
-    )
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), clipped.sum, want
-    )
-    assert clipped.clip == clip
-
-
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_unused_layer_keeps_its_share_of_the_bound(method):
     params = {name: jnp.zeros(3) for name in "abcd"}
@@ -271,6 +220,8 @@ def test_refuses_layers_that_are_not_a_tree_prefix():
     ("make", "message"),
     [
         (lambda: dpoptax.automatic_clip(0.0), "`l2_clip_norm` must .* got 0"),
+        (lambda: dpoptax.l2_clip(1e12), "`l2_clip_norm` must be a number"),
+        (lambda: dpoptax.l2_clip(np.nan), "`l2_clip_norm` must be a number"),
         (lambda: dpoptax.l2_clip("1.0"), "`l2_clip_norm` must be a number .* got '1.0'"),
         (lambda: dpoptax.l2_clip(None), "`l2_clip_norm` must be a number .* got None"),
         (lambda: dpoptax.contrib.psac_clip(1.0, r=[0.1]), r"`r` must be a number .* got \[0.1\]"),

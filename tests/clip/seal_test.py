@@ -16,6 +16,7 @@ from dpoptax._clipped_sum.clipped_sum import check_clipped_sum
 from tests import helpers
 
 CLIP = dpoptax.l2_clip(1.0)
+FAQ = pathlib.Path(__file__).parents[2] / "docs/faq.md"
 PARAMS = {k: helpers.floats(np.zeros(shape)) for k, shape in dict(w=(2, 3), b=3, c=3).items()}
 
 
@@ -58,6 +59,11 @@ def released(clipped):
     return update(clipped, state)
 
 
+def trace(tx, **extra):
+    """Traces an update with a clipped sum, and returns the shapes of its results."""
+    return jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS, **extra), clipped_sum())
+
+
 def assert_refused(clipped):
     """Checks that the noise stage refuses a sum while it is traced."""
     with pytest.raises(TypeError, match=r"those that were clipped.*trust_clipped"):
@@ -82,12 +88,9 @@ def scale_floats(updates, _):
 IN_FRONT = {
     "scale": lambda: optax.scale(100.0),
     "scale by an integer": lambda: optax.scale(-1),
-    "sgd": lambda: optax.sgd(0.1),
-    "learning rate": lambda: optax.scale_by_learning_rate(0.1),
     "schedule": lambda: optax.scale_by_schedule(lambda count: 0.1 * count),
     "conditionally": lambda: optax.conditionally_transform(optax.scale(2.0), lambda *_, **__: True),
     "sign": lambda: optax.scale_by_sign(),
-    "clip": lambda: optax.clip(1.0),
     "clip_by_block_rms": lambda: optax.clip_by_block_rms(1.0),
     "clip_by_global_norm": lambda: optax.clip_by_global_norm(1.0),
     "normalize": optax.normalize_by_update_norm,
@@ -101,11 +104,9 @@ IN_FRONT = {
 
 @pytest.mark.parametrize("name", IN_FRONT)
 def test_error_of_transform_before_noise_says_where_it_belongs(name):
-    tx = optax.chain(IN_FRONT[name](), noise())
-    with pytest.raises(
-        (TypeError, ValueError), match=r"private until the noise stage\. Place other"
-    ):
-        jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
+    message = r"private until the noise stage\. Place other"
+    with pytest.raises((TypeError, ValueError), match=message):
+        trace(optax.chain(IN_FRONT[name](), noise()))
 
 
 UNCHANGED = {
@@ -164,7 +165,6 @@ def test_functions_refuse_sealed_arrays(name):
         lambda s: s + s,
         lambda s: optax.apply_updates(jnp.zeros(3), s),
         lambda s: np.ones(3) - s,
-        lambda s: -s,
         lambda s: s @ np.ones(3),
         jnp.sum,
         lambda s: jnp.multiply(0.02, s),
@@ -198,10 +198,9 @@ AROUND = {
 @pytest.mark.parametrize("name", AROUND)
 def test_errors_raised_inside_optax_name_clipped_sum(name):
     """JAX raises these errors inside optax. They name the class, and the FAQ quotes them."""
-    tx, faq = AROUND[name](), pathlib.Path(__file__).parents[2] / "docs/faq.md"
     with pytest.raises((TypeError, ValueError), match=r"clipped_sum\.ClippedSum") as raised:
-        jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
-    assert str(raised.value).split(":")[0] in faq.read_text("utf-8")
+        trace(AROUND[name]())
+    assert str(raised.value).split(":")[0] in FAQ.read_text("utf-8")
 
 
 BEHIND = {
@@ -213,14 +212,10 @@ BEHIND = {
 
 @pytest.mark.parametrize("name", BEHIND)
 def test_faq_quotes_errors_of_optimizers_behind_noise(name):
-    tx, faq = (
-        optax.chain(noise(), BEHIND[name]()),
-        pathlib.Path(__file__).parents[2] / "docs/faq.md",
-    )
     with pytest.raises((AttributeError, TypeError)) as raised:
-        jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
+        trace(optax.chain(noise(), BEHIND[name]()))
     shown = str(raised.value).split("'dict' ")[-1].split("update_fn() ")[-1]
-    assert shown in faq.read_text("utf-8")
+    assert shown in FAQ.read_text("utf-8")
 
 
 @pytest.mark.parametrize("remedy", ["lbfgs", "MultiSteps", "plateau"])
@@ -230,10 +225,7 @@ def test_remedies_for_optimizers_behind_noise(remedy):
         "MultiSteps": (optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(), {}),
         "plateau": (optax.contrib.reduce_on_plateau(), {"value": jnp.ones(())}),
     }[remedy]
-    tx = optax.chain(noise(), tx)
-    updates, _ = jax.eval_shape(
-        lambda s: tx.update(s, tx.init(PARAMS), PARAMS, **values), clipped_sum()
-    )
+    updates, _ = trace(optax.chain(noise(), tx), **values)
     assert jax.tree.structure(updates) == jax.tree.structure(PARAMS)
 
 
@@ -258,9 +250,8 @@ FILTERS = {
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_error_says_filter_belongs_after_noise(name):
-    tx = optax.chain(FILTERS[name], noise())
     with pytest.raises(TypeError, match=f"`{name}` got a `ClippedSum`, .*after the noise stage"):
-        jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
+        trace(optax.chain(FILTERS[name], noise()))
 
 
 def sums():
@@ -296,17 +287,13 @@ def test_refuses_arrays_under_other_terms(name):
 
 def test_seal_belongs_to_the_module_of_the_clip():
     """Two classes may have the same name and fields."""
-    kinds = [
-        dataclasses.make_dataclass(
-            "Mine",
-            [("bound", float)],
-            bases=(type(CLIP),),
-            frozen=True,
-            namespace={"__module__": m},
-        )
-        for m in ("one", "other")
-    ]
-    one, other = (dpoptax.extend.trust_clipped(PARAMS, kind(1.0, 1.0)) for kind in kinds)
+
+    def trusted(module):
+        options = {"bases": (type(CLIP),), "frozen": True, "namespace": {"__module__": module}}
+        kind = dataclasses.make_dataclass("Mine", [("bound", float)], **options)
+        return dpoptax.extend.trust_clipped(PARAMS, kind(1.0, 1.0))
+
+    one, other = map(trusted, ("one", "other"))
     assert repr(one.terms) == repr(other.terms)
     assert_refused(jax.tree.unflatten(jax.tree.structure(one), jax.tree.leaves(other)))
 
@@ -536,19 +523,3 @@ def test_accumulate_refuses_incompatible_sums():
         dpoptax.accumulate(one, changed)
     with pytest.raises(ValueError, match=r"number of examples of sums\[1\] must be known"):
         dpoptax.accumulate(one, dpoptax.extend.trust_clipped(two.sum, CLIP))
-
-
-def test_joint_loss_is_clipped_as_one_gradient():
-    """An example moves the sum by C if one loss function returns the sum of all losses."""
-
-    def other_loss(params, example):
-        return jnp.sum(jnp.sin(params["w"])) * example[0][0]
-
-    def joint(params, example):
-        return loss_fn(params, example) + 100.0 * other_loss(params, example)
-
-    grad_fn = jax.jit(dpoptax.clipped_grad(joint, CLIP))
-    alone = grad_fn(dpoptax.gradient_points((), PARAMS), batch(size=1), np.ones(1, bool))
-    np.testing.assert_allclose(helpers.global_norm(alone.sum), 1.0, rtol=1e-5)
-    mean, _ = released(alone)
-    assert np.isfinite(mean["w"]).all()

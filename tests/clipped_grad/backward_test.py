@@ -61,10 +61,6 @@ def tied(params, example):
     return two_uses(params["embed"], params["embed"], params, example)
 
 
-def untied(params, example):
-    return two_uses(params["embed"], params["head"], params, example)
-
-
 def make_problem():
     rng = np.random.default_rng(0)
     normal = lambda *shape: helpers.floats(rng.normal(size=shape))  # noqa: E731
@@ -124,39 +120,6 @@ def test_streamed_parameters_of_one_layer_share_its_bound(no_room):
     found = jax.jit(dpoptax.clipped_grad(tied, clip, method="streaming"))(params, batch, MASK).sum
     bounds = {"embed": 0.2, "shift": 0.1, "w": 0.4 / 2**0.5, "b": 0.4 / 2**0.5}
     assert_close(found, streamed(params, batch, bounds), rtol=2e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("clip", "microbatch_size"),
-    [(BOUND, 5), (dpoptax.per_layer_clip(0.5), None)],
-)
-def test_recomputed_sum_equals_default_method(clip, microbatch_size, no_room):
-    params, batch = make_problem()
-    params["head"] = params["embed"][::-1]
-    found, want = (
-        jax.jit(dpoptax.clipped_grad(untied, clip, **options))(params, batch, MASK).sum
-        for options in ({"method": "recompute", "microbatch_size": microbatch_size}, {})
-    )
-    assert_close(found, want, rtol=1e-4)
-
-
-def test_norm_count_is_added_once(no_room):
-    params, x = jnp.eye(4), helpers.normal(0, (6, 4))
-    tx = dpoptax.contrib.adaptive_gaussian_noise(
-        dpoptax.contrib.adaptive_clip(0.5),
-        noise_multiplier=1.0,
-        batch_size=6,
-        key=jax.random.key(0),
-    )
-    state = tx.init(params)
-
-    def total(method):
-        loss = lambda w, x: jnp.sum((x @ w) ** 2)  # noqa: E731
-        grad_fn = dpoptax.clipped_grad(loss, dpoptax.contrib.adaptive_clip(0.5), method=method)
-        return jax.jit(lambda w: grad_fn(dpoptax.gradient_points(state, w), x).sum)(params)
-
-    assert_close(total("recompute"), total("auto"), rtol=1e-5)
 
 
 def test_recomputed_norms_of_tied_uses_are_added(no_room):

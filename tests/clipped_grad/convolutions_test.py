@@ -74,27 +74,6 @@ def test_microbatches_use_same_convolutions_as_whole_batch(options):
         np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_scanned_steps_use_same_convolutions_as_one_step(method):
-    options = CASES["plain"]
-    grad_fn = dpoptax.clipped_grad(
-        functools.partial(network, **options), dpoptax.l2_clip(1.0), method=method
-    )
-
-    def step(kernels, _):
-        clipped = grad_fn(dpoptax.gradient_points((), kernels), IMAGES, MASK)
-        return [k - 0.1 * g for k, g in zip(kernels, clipped.sum, strict=True)], None
-
-    kernels = [jnp.asarray(k) for k in kernels_of(options)]
-    outside, (expected, _) = convolutions(lambda k: step(k, None), kernels)
-    expected, _ = step(expected, None)
-    found, results = convolutions(lambda k: lax.scan(step, k, length=2)[0], kernels)
-    assert found == outside
-    for value, other in zip(results, expected, strict=True):
-        np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("order", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_non_finite_example_leaves_other_groups_finite(method, order):

@@ -90,15 +90,16 @@ def test_engines_return_sum_of_clipped_gradients(name, engine, no_room):
         np.testing.assert_allclose(values, jax.vmap(loss, (None, 0))(params, batch), rtol=1e-5)
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 5])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_aux_and_keys_match_their_examples(engine):
+def test_aux_and_keys_match_their_examples(engine, microbatch_size):
     loss, params, batch = _problem("dense")
 
     def keyed(params, example, key):
         value = loss(params, example)
         return value * jax.random.uniform(key), value
 
-    options = {"clip": BOUND} | ENGINES[engine][0]
+    options = {"clip": BOUND, "microbatch_size": microbatch_size} | ENGINES[engine][0]
     grad_fn = dpoptax.clipped_grad(keyed, has_aux=True, return_values=True, **options)
     key, ids = jax.random.key(0), np.arange(EXAMPLES) + 7
     _, (values, aux) = jax.jit(grad_fn)(params, batch, key=key, ids=ids)

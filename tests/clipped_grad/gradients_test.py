@@ -101,30 +101,10 @@ def test_microbatches_do_not_retrace_the_loss():
     assert times_traced(2) == times_traced(None)
 
 
-def test_ignores_padding_even_if_nan():
-    points, (x, y) = _points(1), helpers.mlp_batch(1, 6)
-    mask = jnp.array([True, False] * 3)
-    poisoned = (jnp.where(mask[:, None], x, jnp.nan), y)
-    grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size=2))
-    _close(grad_fn(points, poisoned, mask).sum, grad_fn(points, (x, y), mask).sum)
-    nothing = grad_fn(points, poisoned, jnp.zeros(6, bool)).sum
-    assert all((leaf == 0).all() for leaf in jax.tree.leaves(nothing))
-
-
 def _noisy_loss(params, example, key):
     x, y = example
     keep = jax.random.bernoulli(key, 0.5, x.shape)
     return helpers.mlp_loss(params, (jnp.where(keep, 2 * x, 0), y))
-
-
-def test_keys_do_not_depend_on_microbatch_size():
-    points, batch = _points(2), helpers.mlp_batch(2, 6)
-    key = jax.random.key(7)
-    keys = [jax.random.fold_in(key, i) for i in range(6)]
-    want = _loop(points, batch, loss_fn=_noisy_loss, keys=keys)
-    for size in (None, 4):
-        grad_fn = jax.jit(dpoptax.clipped_grad(_noisy_loss, CLIP, microbatch_size=size))
-        _close(grad_fn(points, batch, key=key, ids=jnp.arange(6)).sum, want)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
@@ -171,21 +151,6 @@ def test_refuses_weights_as_mask():
     batch, weights = helpers.mlp_batch(0, 2), np.array([0.5, 0.0])
     with pytest.raises(TypeError, match="`mask` must .* got float.*into the loss"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP)(_points(1), batch, weights)
-
-
-@pytest.mark.parametrize("microbatch_size", helpers.slow_but((4,), (None, 2, 4)))
-def test_aux_is_per_example_at_the_first_point(microbatch_size):
-    def loss_fn(params, example):
-        loss = helpers.mlp_loss(params, example)
-        return loss, {"loss": loss, "label": example[1]}
-
-    points, batch = _points(2), helpers.mlp_batch(3, 6)
-    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, microbatch_size=microbatch_size, has_aux=True)
-    clipped, aux = jax.jit(grad_fn)(points, batch)
-    _close(clipped.sum, _loop(points, batch))
-    want = jax.jit(jax.vmap(helpers.mlp_loss, (None, 0)))(points.points[0], batch)
-    np.testing.assert_allclose(aux["loss"], want, rtol=1e-5)
-    np.testing.assert_array_equal(aux["label"], batch[1])
 
 
 def test_tangent_adds_hessian_vector_product():
@@ -250,28 +215,62 @@ def test_bad_arguments():
         grad_fn(_points(1), [[1.0, 2.0], [3.0, 4.0]])
 
 
-def test_error_notes_that_loss_gets_a_key():
-    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.vdot(w, x), CLIP)
-    points, key = dpoptax.gradient_points((), jnp.ones(3)), jax.random.key(0)
-    with pytest.raises(TypeError) as raised:
-        grad_fn(points, jnp.ones((4, 3)), key=key, ids=jnp.arange(4))
-    (note,) = (note for note in raised.value.__notes__ if note.startswith("dpoptax"))
-    assert "`loss_fn(params, example, key)` gets one example" in note
-
-
 def _note(error):
     (note,) = (note for note in error.value.__notes__ if note.startswith("dpoptax"))
     return note
 
 
-def test_error_notes_that_labels_belong_to_the_batch():
-    grad_fn = dpoptax.clipped_grad(lambda w, example: jnp.sum(example[0] @ w - example[1]), CLIP)
+_ROWS = jnp.ones((4, 3))
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize(
+    ("loss", "params", "given", "options", "notes"),
+    [
+        (
+            lambda w, batch: jnp.mean(batch["x"].reshape(batch["x"].shape[0], 6) @ w),
+            *(jnp.ones(6), ({"x": jnp.ones((4, 2, 3))},), {}),
+            ("one example", "ids=indices", "{'x': (2, 3)}"),  # a loss may also lack its key
+        ),
+        (
+            lambda w, x: jnp.vdot(w, x),
+            *(jnp.ones(3), (_ROWS,), {"key": jax.random.key(0), "ids": np.arange(4)}),
+            ("`loss_fn(params, example, key)` gets one example",),
+        ),
+        (
+            lambda w, example: jnp.sum(example[0] @ w - example[1]),
+            *(jnp.ones((3, 2)), (_ROWS, jnp.ones(4, int)), {}),
+            ("labels belong to the batch, as in `grad_fn(params, (x, y), mask)`",),
+        ),
+    ],
+    ids=["a batch", "no key", "labels"],
+)
+def test_error_notes_what_the_loss_gets(loss, params, given, options, notes, method):
     with pytest.raises((TypeError, ValueError)) as raised:
-        grad_fn(jnp.ones((3, 2)), jnp.ones((4, 3)), jnp.ones(4, int))
-    assert "labels belong to the batch, as in `grad_fn(params, (x, y), mask)`" in _note(raised)
-    for wrong in (jnp.ones(4), jnp.ones((4, 2), int)):
-        with pytest.raises((TypeError, ValueError), match=r"Labels go into the batch: `grad_fn"):
-            grad_fn(jnp.ones((3, 2)), jnp.ones((4, 3)), wrong)
+        dpoptax.clipped_grad(loss, CLIP, method=method)(params, *given, **options)
+    assert all(note in _note(raised) for note in notes)
+
+
+@pytest.mark.parametrize("labels", [jnp.ones(4), jnp.ones((4, 2), int)], ids=str)
+def test_refuses_labels_as_mask(labels):
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(x @ w), CLIP)
+    with pytest.raises((TypeError, ValueError), match=r"Labels go into the batch: `grad_fn"):
+        grad_fn(jnp.ones((3, 2)), _ROWS, labels)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 4])
+def test_aux_and_values_are_those_of_the_first_point(microbatch_size):
+    loss_fn = lambda params, example: (helpers.mlp_loss(params, example), example[1])  # noqa: E731
+    points, batch = _points(2), helpers.mlp_batch(3, 6)
+    options = {"microbatch_size": microbatch_size, "return_values": True}
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, has_aux=True, **options)
+    clipped, (values, aux) = jax.jit(grad_fn)(points, batch)
+    _close(clipped.sum, _loop(points, batch))
+    want = jax.jit(jax.vmap(helpers.mlp_loss, (None, 0)))(points.points[0], batch)
+    np.testing.assert_allclose(values, want, rtol=1e-5)
+    np.testing.assert_array_equal(aux, batch[1])
+    with pytest.raises(TypeError, match="pair"):
+        dpoptax.clipped_grad(helpers.mlp_loss, CLIP, has_aux=True)(points, batch)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
@@ -286,21 +285,6 @@ def test_sparse_rows_are_passed_as_arrays(method):
     found = dpoptax.clipped_grad(of_arrays, CLIP, method=method)(params, (rows.data, rows.indices))
     want = dpoptax.clipped_grad(loss, CLIP, method=method)(params, dense)
     np.testing.assert_allclose(found.sum, want.sum, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_error_notes_that_loss_gets_one_example(method):
-    def loss_of_batch(w, batch):
-        return jnp.mean(batch["x"].reshape(batch["x"].shape[0], 6) @ w)
-
-    grad_fn = dpoptax.clipped_grad(loss_of_batch, dpoptax.l2_clip(1.0), method=method)
-    batch = {"x": jnp.ones((4, 2, 3))}
-    with pytest.raises(TypeError) as raised:
-        grad_fn(dpoptax.gradient_points((), jnp.ones(6)), batch)
-    (note,) = (note for note in raised.value.__notes__ if note.startswith("dpoptax"))
-    assert "one example" in note
-    assert "ids=indices" in note  # a loss may also lack its key
-    assert "{'x': (2, 3)}" in note
 
 
 @pytest.mark.parametrize("microbatch_size", [2, 64])
@@ -374,27 +358,6 @@ def test_params_equal_their_gradient_points(method):
     chex.assert_trees_all_equal(plain, at_points)
 
 
-@pytest.mark.parametrize("method", helpers.slow_but(("auto",), ("auto", "vmap")))
-def test_returns_loss_values(method):
-    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
-    mask = jnp.arange(6) < 5
-    losses = jax.jit(jax.vmap(helpers.mlp_loss, (None, 0)))(params, batch)
-    options = {"method": method, "return_values": True}
-    whole, found = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, 0.5, **options))(
-        params, batch, mask
-    )
-    np.testing.assert_allclose(found, losses, rtol=1e-5)
-    options["microbatch_size"] = 2
-    with_aux = lambda params, example: (helpers.mlp_loss(params, example), example)  # noqa: E731
-    grad_fn = jax.jit(dpoptax.clipped_grad(with_aux, 0.5, has_aux=True, **options))
-    clipped, (found, aux) = grad_fn(params, batch, mask)
-    chex.assert_trees_all_close(clipped.sum, whole.sum, rtol=1e-5)
-    np.testing.assert_allclose(found, losses, rtol=1e-5)
-    chex.assert_trees_all_equal(aux, batch)
-    with pytest.raises(TypeError, match="pair"):
-        dpoptax.clipped_grad(helpers.mlp_loss, 0.5, has_aux=True, **options)(params, batch)
-
-
 def test_returned_losses_are_private():
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 4)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, 0.5, return_values=True)
@@ -404,21 +367,6 @@ def test_returned_losses_are_private():
     assert flow.private
 
 
-def _contractions(jaxpr):
-    """Returns the dtypes of the operands of all contractions, in order."""
-    found = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            found.append(tuple(str(operand.aval.dtype) for operand in eqn.invars))
-        for inner in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                found += _contractions(inner)
-    return found
-
-
 def test_mesh_keeps_precision_of_the_loss():
     def loss_fn(params, x):
         return jnp.sum((jnp.tanh(x @ params["a"]) @ params["b"]).astype(jnp.float32) ** 2)
@@ -426,11 +374,12 @@ def test_mesh_keeps_precision_of_the_loss():
     params = {"a": jnp.ones((8, 16), jnp.bfloat16), "b": jnp.ones((16, 4), jnp.bfloat16)}
     batch = jnp.ones((2, 3, 8), jnp.bfloat16)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    alone, shared = (
-        _contractions(
-            jax.make_jaxpr(dpoptax.clipped_grad(loss_fn, 1.0, mesh=m))(params, batch).jaxpr
-        )
-        for m in (None, mesh)
-    )
-    assert shared == alone
+
+    def contractions(mesh):
+        traced = jax.make_jaxpr(dpoptax.clipped_grad(loss_fn, 1.0, mesh=mesh))(params, batch)
+        dots = [e for e in helpers.equations(traced.jaxpr) if e.primitive.name == "dot_general"]
+        return [tuple(str(x.aval.dtype) for x in dot.invars) for dot in dots]
+
+    shared = contractions(mesh)
+    assert shared == contractions(None)
     assert ("bfloat16", "bfloat16") in shared

@@ -3,14 +3,12 @@
 import inspect
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import errors, nnx
-from flax.training import train_state
 
 import dpoptax
 from tests import helpers
@@ -55,37 +53,31 @@ def _close(params, reference):
     chex.assert_trees_all_close(params, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_loop_with_donation(reference):
-    tx, params = _chain(), helpers.mlp_params(0)
-    state = tx.init(params)
+def _jitted(tx, params, state):
     step = jax.jit(lambda p, s: _step(tx, p, s), donate_argnums=(0, 1))
     for _ in range(2):
         params, state = step(params, state)
-    _close(params, reference)
     assert step._cache_size() == 1
+    return params, state
 
 
-def test_scan_equals_plain_loop(reference):
-    tx, params = _chain(), helpers.mlp_params(0)
-    (params, state), _ = jax.lax.scan(
-        lambda carry, _: (_step(tx, *carry), None), (params, tx.init(params)), length=2
-    )
+def _scanned(tx, *start):
+    return jax.lax.scan(lambda carry, _: (_step(tx, *carry), None), start, length=2)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "loop"),
+    [
+        (_chain, _jitted),
+        (_chain, _scanned),
+        pytest.param(optax.inject_hyperparams(_chain), _jitted, marks=pytest.mark.slow),
+    ],
+    ids=["jit with donation", "scan", "injected learning rate"],
+)
+def test_loop_equals_plain_loop(make, loop, reference):
+    tx, params = make(learning_rate=0.5), helpers.mlp_params(0)
+    params, state = loop(tx, params, tx.init(params))
     _close(params, reference)
-    assert dpoptax.ledgers(state)[0].releases == 2
-
-
-@pytest.mark.slow
-def test_injected_learning_rate(reference):
-    tx, params = (
-        optax.inject_hyperparams(_chain)(learning_rate=0.5),
-        helpers.mlp_params(0),
-    )
-    state = tx.init(params)
-    step = jax.jit(lambda p, s: _step(tx, p, s))
-    for _ in range(2):
-        params, state = step(params, state)
-    _close(params, reference)
-    assert state.hyperparams["learning_rate"] == 0.5
     assert dpoptax.ledgers(state)[0].releases == 2
 
 
@@ -117,37 +109,6 @@ def test_inject_hyperparams_error_names_static_args(factory, arguments):
     state = tx.init(params)
     jax.jit(tx.update)(params, state, params)
     assert set(state.hyperparams) == {"learning_rate"} & set(arguments)
-
-
-class _Linen(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.tanh(nn.Dense(4, name="in")(x))
-        return nn.Dense(3, name="out")(x)
-
-
-@pytest.mark.slow
-def test_linen_train_state():
-    model = _Linen()
-    params = model.init(jax.random.key(0), BATCH[0][0])
-
-    def loss_fn(params, example):
-        logits = model.apply(params, example[0])
-        return optax.losses.softmax_cross_entropy_with_integer_labels(logits, example[1])
-
-    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
-    state = train_state.TrainState.create(apply_fn=model.apply, params=params, tx=_chain())
-
-    @jax.jit
-    def step(state):
-        points = dpoptax.gradient_points(state.opt_state, state.params)
-        return state.apply_gradients(grads=grad_fn(points, BATCH, MASK))
-
-    for _ in range(3):
-        state = step(state)
-    assert dpoptax.ledgers(state)[0].releases == 3
-    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.params, params)
-    assert min(jax.tree.leaves(moved)) > 0
 
 
 @pytest.mark.slow
@@ -233,61 +194,11 @@ def test_error_suggests_stateless_nnx_layer(layer):
         assert remedy in raised.value.__notes__[0]
 
 
-@pytest.mark.parametrize("method", helpers.slow_but(("auto",), ("auto", "vmap")))
-def test_nnx_model_is_reseeded_in_the_loss(method):
-    """Each record derives its dropout mask from its own key, as the guide recommends."""
-    rngs = nnx.Rngs(0)
-    model = nnx.Sequential(nnx.Linear(4, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-    params = nnx.as_pure(params)
-
-    def loss_fn(params, x, key):
-        m = nnx.merge(graph, params, rest, copy=True)
-        nnx.reseed(m, default=key)
-        return jnp.sum(m(x) ** 2)
-
-    grad_fn = jax.jit(dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(100.0), method=method))
-
-    def sum_of(batch, key, ids, mask=(True,) * 3):
-        points = dpoptax.gradient_points((), params)
-        return jax.tree.leaves(grad_fn(points, batch, np.array(mask), key=key, ids=ids).sum)
-
-    key, ids = jax.random.key(4), jnp.array([7, 2, 9])
-    batch = jax.random.normal(jax.random.key(1), (3, 4))
-    gradient = jax.jit(jax.vmap(jax.grad(loss_fn), (None, 0, 0)))
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-    wanted = [g.sum(0) for g in jax.tree.leaves(gradient(params, batch, keys))]
-    for found, want in zip(sum_of(batch, key, ids), wanted, strict=True):
-        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
-    first, other = (
-        sum_of(jnp.ones((3, 4)), key, jnp.array([i, 5, 6]), (True, False, False)) for i in (0, 1)
-    )
-    assert not np.allclose(first[0], other[0])
-
-
 def test_accepts_whole_nnx_model_with_only_params():
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     grad_fn = dpoptax.clipped_grad(lambda m, x: jnp.sum(m(x) ** 2), dpoptax.l2_clip(1.0))
     clipped = grad_fn(dpoptax.gradient_points((), model), jnp.ones((5, 4)))
     assert isinstance(clipped.sum, nnx.Linear)
-
-
-def test_plain_optax_form_equals_clipped_grad():
-    params = helpers.mlp_params(0)
-    arguments = {"noise_multiplier": 0.5, "batch_size": 12, "key": jax.random.key(1)}
-    plain = dpoptax.clip_and_noise(dpoptax.l2_clip(1.0), **arguments)
-    split = dpoptax.gaussian_noise(**arguments)
-
-    @jax.jit
-    def both(params):
-        per_example = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, BATCH)
-        a, _ = plain.update(per_example, plain.init(params), params)
-        clipped = GRAD_FN(dpoptax.gradient_points((), params), BATCH)
-        b, _ = split.update(clipped, split.init(params), params)
-        return a, b
-
-    a, b = both(params)
-    chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

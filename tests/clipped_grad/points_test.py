@@ -146,7 +146,9 @@ WITH_POINTS = {
     "disk": dpoptax.disk,
     "disk of one gradient": lambda: dpoptax.disk(gamma=None),
     "disk of a product": lambda: dpoptax.disk(gamma=0.0),
-    "disk on a schedule": lambda: dpoptax.disk(lambda t: 0.7),
+    "weights on a schedule": lambda: dpoptax.extend.track_iterates(
+        [(1.0, 0.0), (1.5, -0.5)], lambda t: jnp.array([0.1, 0.9])
+    ),
     "pmlf": dpoptax.pmlf,
     "inner_outer": lambda: dpoptax.contrib.inner_outer(2, 0.5, 0.9),
     "track_reference": dpoptax.extend.track_reference,

@@ -7,7 +7,6 @@ import pytest
 from jax import lax
 
 import dpoptax
-from tests.helpers import normal
 
 CASES = {
     "2x2": dict(window=(2, 2), strides=(2, 2), padding="VALID"),
@@ -68,30 +67,3 @@ def test_only_overlapping_windows_use_scatter(case):
     images, mask = jnp.zeros((16, 7, 9)), jnp.ones(16, bool)
     text = jax.jit(gradients(case, 8)).lower(images, mask).as_text()
     assert ("select_and_scatter" in text) == (case is CASES["overlapping"])
-
-
-def test_clipped_sum_with_pooling_equals_reference():
-    def loss_fn(kernel, image):
-        out = lax.conv_general_dilated(
-            image[None, ..., None],
-            kernel,
-            (1, 1),
-            "SAME",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-        return jnp.sum(pooled(jnp.tanh(out), (1, 2, 2, 1), (1, 2, 2, 1), "SAME") ** 2)
-
-    kernel, images = normal(0, (3, 3, 1, 4)), normal(1, (10, 7, 7))
-    points, mask = dpoptax.gradient_points((), kernel), jnp.arange(10) != 3
-    sums = [
-        jax.jit(dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), **how))(
-            points, images, mask
-        ).sum
-        for how in ({}, {"microbatch_size": 2}, {"method": "vmap"})
-    ]
-    each = jax.jit(jax.vmap(jax.grad(loss_fn), (None, 0)))(kernel, images)
-    norms = jnp.sqrt(jnp.sum(each**2, axis=(1, 2, 3, 4)))
-    scale = jnp.where(mask, jnp.minimum(1.0, 1.0 / norms), 0.0)
-    expected = jnp.einsum("i,i...->...", scale, each)
-    for found in sums:
-        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-4)

@@ -33,11 +33,6 @@ def steps(clock, seconds, calls=None):
     return make_step
 
 
-def test_returns_fastest_candidate(clock):
-    make_step = steps(clock, {1: 3.0, 4: 1.0, 16: 2.0})
-    assert tune_microbatch_size(make_step, 0.0, batch_size=16, candidates=[1, 4, 16]) == 4
-
-
 def test_returns_smallest_of_equally_fast_candidates(clock):
     make_step = steps(clock, {1: 1.1, 4: 1.04, 16: 1.0, 64: 1.02})
     assert tune_microbatch_size(make_step, 0.0, batch_size=64, candidates=[1, 4, 16, 64]) == 4
@@ -134,14 +129,6 @@ def test_fast_steps_are_repeated_within_a_round(clock):
     make_step = steps(clock, {4: 0.02, 16: 0.001}, calls)
     assert tune_microbatch_size(make_step, 0.0, batch_size=16, candidates=[4, 16], rounds=1) == 16
     assert (calls.count(4), calls.count(16)) == (2 * 3, 2 * 20)
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "expected"),
-    [(1, [1]), (8, [8]), (16, [16, 4]), (256, [256, 64, 16, 4]), (90, [90, 23, 6])],
-)
-def test_default_candidates(batch_size, expected):
-    assert microbatch_tuning._default_candidates(batch_size) == expected
 
 
 @pytest.mark.parametrize("candidates", [[], [0], [17]])

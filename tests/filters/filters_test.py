@@ -1,4 +1,4 @@
-"""Tests of filters: the papers' coefficients, checks, analysis against scipy, DOPPLER Fig. 6."""
+"""Tests of filters: the papers' coefficients, checks, DOPPLER Fig. 6."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ NAMES = list(ALL)
 
 
 def decibel(filt, omega):
-    return 20 * np.log10(np.maximum(np.abs(filters.frequency_response(filt, omega)), 1e-12))
+    _, response = signal.freqz(filt.b, [1, *filt.a], worN=np.atleast_1d(omega))
+    return np.squeeze(20 * np.log10(np.maximum(np.abs(response), 1e-12)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -20,7 +21,7 @@ def test_every_preset_is_stable_with_unit_gain_and_correctable(name):
     filt = filters.preset(name)
     assert filters.validate(*filt) == filt
     assert sum(filt.b) - sum(filt.a) == pytest.approx(1.0, abs=1e-12)
-    assert filters.step_response(filt, 400)[-1] == pytest.approx(1.0, abs=1e-6)
+    assert filters.impulse_response(filt, 400).sum() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_unknown_preset_lists_names():
@@ -31,34 +32,6 @@ def test_unknown_preset_lists_names():
 def test_mutating_presets_does_not_change_library():
     filters.presets().clear()
     assert filters.presets() == ALL
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_responses_match_scipy(name):
-    filt = ALL[name]
-    impulse = np.eye(1, 50)[0]
-    expected = signal.lfilter(filt.b, [1, *filt.a], impulse)
-    np.testing.assert_allclose(filters.impulse_response(filt, 50), expected, rtol=1e-12)
-    step = signal.lfilter(filt.b, [1, *filt.a], np.ones(50))
-    np.testing.assert_allclose(filters.step_response(filt, 50), step, rtol=1e-12)
-    omega = np.linspace(0, np.pi, 37, endpoint=False)
-    _, response = signal.freqz(filt.b, [1, *filt.a], worN=omega)
-    np.testing.assert_allclose(filters.frequency_response(filt, omega), response, rtol=1e-10)
-    _, delay = signal.group_delay((filt.b, [1, *filt.a]), w=[0.0])
-    assert filters.group_delay(filt) == pytest.approx(delay[0], abs=1e-9)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_noise_gain_is_energy_of_impulse_response(name):
-    kappa = filters.impulse_response(ALL[name], 3000)
-    assert filters.noise_gain(ALL[name]) == pytest.approx(np.sum(kappa**2), rel=1e-9)
-
-
-def test_poles_and_zeros_of_known_filters():
-    np.testing.assert_allclose(filters.poles(ALL["momentum"]), [0.9])
-    assert filters.zeros(ALL["momentum"]).size == 0
-    np.testing.assert_allclose(filters.zeros(ALL["doppler-f1"]), [-1 / 3])
-    np.testing.assert_allclose(np.abs(filters.poles(ALL["doppler-f6"])), np.sqrt(0.85))
 
 
 # DOPPLER Fig. 6: the statements of its four panels.
@@ -120,115 +93,13 @@ def test_figure_6d_frequency_responses_of_table_4():
     )
 
 
-# Signal-to-noise ratio, DOPPLER section 5.3.
-
-
-def test_snr_without_filter_is_one_half():
-    c = [0.5, 0.3, 0.1]
-    assert filters.snr(ALL["none"], c) == pytest.approx(0.5)
-    assert filters.snr(ALL["none"], c, steps=7) == pytest.approx(0.5)
-    assert filters.effective_snr(ALL["none"], c) == pytest.approx(0.25)
-
-
-def test_snr_of_momentum_matches_paper():
-    c = 0.5 * 0.8 ** np.arange(200)
-    # The paper writes 1/2 + Σ_{τ≥0}. The 1/2 is already c_0, so the sum starts at τ = 1.
-    expected = 1.9 * (0.5 + np.sum(0.9 ** np.arange(1, 200) * c[1:]))
-    assert filters.snr(ALL["momentum"], c) == pytest.approx(expected, rel=1e-9)
-    assert expected > 0.5
-
-
-@pytest.mark.parametrize("name", ["momentum", "doppler-second-order", "pmlf-cifar"])
-def test_snr_with_horizon_is_double_sum(name):
-    c, steps = 0.5 * 0.7 ** np.arange(9), 12
-    kappa = filters.impulse_response(ALL[name], steps)
-    c_padded = np.pad(c, (0, steps - c.size))
-    numerator = sum(c_padded[: t + 1] @ kappa[: t + 1] for t in range(steps))
-    denominator = sum(kappa[: t + 1] @ kappa[: t + 1] for t in range(steps))
-    assert filters.snr(ALL[name], c, steps) == pytest.approx(numerator / denominator)
-    assert filters.snr(ALL[name], c, 10**6) == pytest.approx(filters.snr(ALL[name], c), rel=1e-4)
-
-
-def test_optimal_fir_maximizes_effective_snr():
-    rng = np.random.default_rng(0)
-    c = np.array([0.5, 0.4, 0.2, 0.05])
-    best = filters.optimal_fir(c)
-    for _ in range(200):
-        b = np.abs(np.array(best.b) + 0.1 * rng.normal(size=4))
-        assert filters.effective_snr(Filter(tuple(b / b.sum())), c) <= filters.effective_snr(
-            best, c
-        ) * (1 + 1e-12)
-    # For uncorrelated gradients, omitting the filter is optimal, but eq. (5) prefers one.
-    white = [0.5, 0.0]
-    assert filters.optimal_fir(white).b == (1.0, 0.0)
-    assert filters.snr(Filter((0.7, 0.3)), white) > 0.6 > filters.snr(ALL["none"], white)
-    assert filters.effective_snr(Filter((0.7, 0.3)), white) < 0.25
-
-
-def test_optimal_fir_clips_negative_estimates():
-    assert filters.optimal_fir([1.0, -5.0, 1.0]).b == (0.5, 0.0, 0.5)
-    for bad in ([], [0.0, 1.0], [-1.0], [1.0, np.nan], [[1.0]]):
-        with pytest.raises(ValueError, match="c_0 > 0"):
-            filters.optimal_fir(bad)
-
-
-@pytest.mark.parametrize("bad", [{"steps": 0}, {"autocorrelation": []}])
-def test_snr_refuses_empty_horizon_or_correlation(bad):
-    with pytest.raises(ValueError, match="`steps` must .* got 0|autocorrelation"):
-        filters.snr(ALL["none"], **{"autocorrelation": [0.5]} | bad)
-
-
-# Design.
-
-
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-@pytest.mark.parametrize("cutoff", [0.02, 0.1, 0.5, 0.9])
-def test_butterworth_is_monotone_with_half_power_at_cutoff(order, cutoff):
-    filt = filters.butterworth(order, cutoff)
-    assert filt.order == order
-    assert filters.validate(*filt, correctable=False) == filt
-    assert abs(filters.frequency_response(filt, cutoff * np.pi)) ** 2 == pytest.approx(0.5, 1e-6)
-    assert np.all(np.diff(decibel(filt, np.linspace(0, 3, 100))) < 1e-9)
-
-
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_chebyshev_has_unit_gain_and_requested_ripple(order):
-    filt = filters.chebyshev(order, 0.3, 1.0)
-    pass_band = decibel(filt, np.linspace(0, 0.3 * np.pi, 2001))
-    assert pass_band[0] == pytest.approx(0.0, abs=1e-9)
-    assert pass_band.max() - pass_band.min() == pytest.approx(1.0, abs=1e-3)
-    assert pass_band.max() == pytest.approx(1.0 if order % 2 == 0 else 0.0, abs=1e-3)
-
-
-def test_chebyshev_is_steeper_than_butterworth():
-    chebyshev, butterworth = filters.chebyshev(3, 0.3, 1.0), filters.butterworth(3, 0.3)
-    assert decibel(chebyshev, 0.6 * np.pi) < decibel(butterworth, 0.6 * np.pi) - 3
-
-
 def test_filters_of_paper_are_butterworth_designs():
-    design = filters.butterworth(2, 2 / np.pi * np.arctan(1 / np.sqrt(47)))
-    paper = ALL["doppler-second-order"]
-    np.testing.assert_allclose(design.b + design.a, paper.b + paper.a, atol=0.01)
-    design = filters.butterworth(1, 2 / np.pi * np.arctan(1 / 10))
-    np.testing.assert_allclose(
-        design.b + design.a, sum(ALL["doppler-first-order-1"], ()), atol=1e-12
-    )
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: filters.butterworth(0, 0.1), "`order` must .* got 0"),
-        (lambda: filters.butterworth(1.5, 0.1), "`order` must .* got 1.5"),
-        (lambda: filters.butterworth(2, 1.0), "`cutoff` must .* got 1.0"),
-        (lambda: filters.butterworth(2, float("nan")), "`cutoff` must .* got nan"),
-        (lambda: filters.chebyshev(2, 0.1, 0.0), "`ripple` must .* got 0.0"),
-        (lambda: filters.butterworth(9, 1e-4), "pole|too narrow|gain"),
-    ],
-)
-def test_designs_refuse_bad_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+    for order, cutoff, name, error in (
+        (2, 1 / np.sqrt(47), "doppler-second-order", 0.01),
+        (1, 1 / 10, "doppler-first-order-1", 1e-12),
+    ):
+        b, a = signal.butter(order, 2 / np.pi * np.arctan(cutoff))
+        np.testing.assert_allclose([*b, *a[1:]], sum(ALL[name], ()), atol=error)
 
 
 # Checks.
@@ -270,8 +141,7 @@ def test_validate_explains_how_to_unpack_a_filter(whole):
         filters.validate(whole)
 
 
-def test_validate_can_skip_gain_and_step_response():
-    assert filters.validate([0.5], unit_gain=False) == Filter((0.5,))
+def test_validate_can_skip_step_response():
     assert filters.validate([0.0, 1.0], correctable=False) == Filter((0.0, 1.0))
     # The papers print fractions, so a rounded coefficient is a typing error.
     with pytest.raises(ValueError, match="gain"):
@@ -281,7 +151,7 @@ def test_validate_can_skip_gain_and_step_response():
 
 def test_validates_very_slow_filter():
     slow = filters.validate([1e-7], [-(1 - 1e-7)])
-    assert filters.noise_gain(slow) == pytest.approx(1e-7 / 2, rel=1e-6)
+    assert filters.impulse_response(slow, 1000)[-1] == pytest.approx(1e-7, rel=1e-3)
 
 
 def test_random_stable_filters_match_scipy():
@@ -296,4 +166,3 @@ def test_random_stable_filters_match_scipy():
         expected = signal.lfilter(b, [1, *a], g)
         actual = np.convolve(filters.impulse_response(filt, 60), g)[:60]
         np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-8)
-        np.testing.assert_allclose(np.sort(filters.poles(filt).real), np.sort(roots), atol=1e-6)

@@ -53,7 +53,8 @@ def test_white_noise_has_flat_spectrum():
 def test_filter_shapes_spectrum_by_its_response():
     filtered = signal.lfilter(DOPPLER.b, [1.0, *DOPPLER.a], white(), axis=0)
     omega, power = spectrum.power_spectrum(filtered, segment=256)
-    expected = 0.25 * np.abs(filters.frequency_response(DOPPLER, omega)) ** 2
+    _, response = signal.freqz(DOPPLER.b, [1.0, *DOPPLER.a], worN=omega)
+    expected = 0.25 * np.abs(response) ** 2
     inner = slice(4, 100)
     np.testing.assert_allclose(power[inner], expected[inner], rtol=0.15)
 
@@ -87,9 +88,10 @@ def test_proposed_filter_matches_true_correlations():
     proposed = spectrum.propose_filter(noisy, 2.0, length=8)
     true = 0.9 ** np.arange(8)
     np.testing.assert_allclose(proposed.b, true / true.sum(), atol=0.02)
-    assert filters.effective_snr(proposed, true) > 4 * filters.effective_snr(
-        filters.preset("none"), true
-    )
+    # Among weights of one sum, w ∝ c has the largest (c·w)²/‖w‖² (DOPPLER 5.3).
+    effective = (true @ np.array(proposed.b)) ** 2 / np.sum(np.square(proposed.b))
+    assert effective == pytest.approx(true @ true, rel=0.01)
+    assert effective > 4  # without a filter, it is 1
 
 
 def test_proposal_is_robust_to_noisy_power_estimate():
@@ -146,15 +148,16 @@ def recorded(tmp_path_factory):
 
 @pytest.mark.slow
 def test_recording_has_released_and_filtered_gradients(recorded):
-    found = spectrum.load(recorded[1] / "recording.npz")
-    assert found.released.shape == found.filtered.shape == (8, 650)
-    assert found.stddev == 2.0 / 64
+    with np.load(recorded[1] / "recording.npz") as file:
+        released, filtered = file["released"], file["filtered"]
+        assert file["stddev"] == 2.0 / 64
+    assert released.shape == filtered.shape == (8, 650)
     # Nearly all of the power is noise, and some comes from the gradient.
-    assert 1.0 < np.mean(found.released**2) / found.stddev**2 < 2.0
+    assert 1.0 < np.mean(released**2) * 32**2 < 2.0
     a = [1.0, *DOPPLER.a]
     correction = signal.lfilter(DOPPLER.b, a, np.ones(8))[:, None]
-    expected = signal.lfilter(DOPPLER.b, a, found.released, axis=0) / correction
-    np.testing.assert_allclose(found.filtered, expected, atol=1e-6)
+    expected = signal.lfilter(DOPPLER.b, a, released, axis=0) / correction
+    np.testing.assert_allclose(filtered, expected, atol=1e-6)
     assert matplotlib.image.imread(recorded[1] / "spectrum.png").std() > 0.05
 
 
@@ -184,9 +187,3 @@ def test_chooses_coordinates_of_all_leaves_without_repetition():
     assert flat.max() < 1008
     whole = recording.choose([3, 2], 5)
     assert [part.tolist() for part in whole] == [[0, 1, 2], [0, 1]]
-
-
-def test_refuses_file_that_is_not_a_recording(tmp_path):
-    np.savez(tmp_path / "other.npz", released=np.ones(3))
-    with pytest.raises(ValueError, match=r"other.npz is not a recording.* filtered, stddev"):
-        spectrum.load(tmp_path / "other.npz")

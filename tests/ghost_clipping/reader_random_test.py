@@ -11,7 +11,7 @@ from jax import lax
 import dpoptax
 from dpoptax._rounding import bounds
 from tests.ghost_clipping.comparison import both, close
-from tests.helpers import cancellations
+from tests.helpers import cancellations, force_norm_method
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -34,6 +34,10 @@ def _doubled(w):
 
 
 _doubled.defjvp(lambda w, t: (jnp.sin(w[0]), 2 * jnp.cos(w[0]) * t[0]))
+
+
+def _standardized(w):
+    return w * lax.rsqrt(jnp.mean(w**2, 0) + 1e-3)
 
 
 def _rounded(w):
@@ -63,7 +67,11 @@ _DERIVED = {
     "complex": lambda w: jnp.real((1j * w) * (2 - 1j)),
     "masked": lambda w: jnp.where(w > 0, w, 0.0),
     "triangle": jnp.tril,
-    "standardized": lambda w: (w - w.mean(0)) / (w.std(0) + 0.1),
+    "standardized": lambda w: _standardized(w - w.mean(0)),
+    "over its deviation": lambda w: (w - w.mean(0)) / (w.std(0) + 0.1),
+    "normalized": lambda w: w / jnp.linalg.norm(w),
+    "weight norm": lambda w: w / jnp.linalg.norm(w, axis=1, keepdims=True),
+    "merged": lambda w: w - 0.5 * w @ w,
     "sorted": lambda w: jnp.sort(w, axis=0),
     "cumulated": lambda w: jnp.cumsum(w, axis=1),
     "squared": lambda w: w @ w,
@@ -184,21 +192,20 @@ def _normal(rng, *shape):
     return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
-def check(layers, *, length=3, count=1, tangent=False, seed=0):
+def check(layers, *, length=3, count=1, tangent=False, seed=0, tolerance=0.0):
     """Compares the two methods on the program that `layers` describe.
 
     If they differ in float32, float64 decides. Second derivatives of powers near 0 differ in
     float32, while the error of a wrong rule persists in float64.
     """
     try:
-        _check(layers, length, count, tangent, seed, np.float32)
+        _check(layers, length, count, tangent, seed, tolerance, np.float32)
     except AssertionError:
         with jax.enable_x64(True):
-            _check(layers, length, count, tangent, seed, np.float64)
+            _check(layers, length, count, tangent, seed, tolerance, np.float64)
 
 
-def _check(layers, length, count, tangent, seed, dtype):
-
+def _check(layers, length, count, tangent, seed, tolerance, dtype):
     def loss(params, x):
         for meeting, first, second in layers:
             w, v = (_DERIVED[kind](params[which]) for kind, which in (first, second))
@@ -220,7 +227,8 @@ def _check(layers, length, count, tangent, seed, dtype):
     # Per-example gradients are rounded to the narrow type, but those of the sum are not.
     narrow = any("bfloat16" in str(layer) for layer in layers)
     if any(np.any(leaf) for leaf in want):
-        close(got, want, 0.03 if narrow else 3e-5 + bounds.gamma(64) * most**2)
+        own = 0.03 if narrow else 3e-5 + bounds.gamma(64) * most**2
+        close(got, want, max(own, tolerance))
     else:
         assert not any(np.any(leaf) for leaf in got)
 
@@ -231,6 +239,17 @@ def _check(layers, length, count, tangent, seed, dtype):
 @given(**_programs)
 def test_random_programs(**program):
     check(**program)
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+@settings(max_examples=25, deadline=None)
+@given(**_programs)
+def test_random_programs_with_inner_products(**program):
+    """Forces inner products instead of formed gradients. Norm bounds may exceed norms."""
+    with pytest.MonkeyPatch.context() as patch:
+        force_norm_method(patch, "gram")
+        check(**program, tolerance=2e-3)
 
 
 @pytest.mark.slow

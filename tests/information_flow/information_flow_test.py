@@ -25,6 +25,7 @@ from tests.helpers import covering, slow_but
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
 NOISE = {"noise_multiplier": 1.0, "batch_size": 4, "key": KEY}
+SCHEDULE = {"noise_multiplier": {0: 1.9, 3: 1.1, 5: 1.5}}
 PARAMS, BATCH, MASK = jnp.zeros(3), jnp.ones((8, 3)), jnp.ones(8, bool)
 ADAPTIVE = dpoptax.contrib.adaptive_clip(0.1)
 ENCODING = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
@@ -79,6 +80,8 @@ def paths(shown):
 STAGES = {
     "gaussian": (dpoptax.gaussian_noise(**NOISE), CLIP),
     "fixed point": (dpoptax.gaussian_noise(**NOISE, fixed_point=True), CLIP),
+    "schedule": (dpoptax.gaussian_noise(**NOISE | SCHEDULE), CLIP),
+    "schedule, fixed point": (dpoptax.gaussian_noise(**NOISE | SCHEDULE, fixed_point=True), CLIP),
     "ChaCha20": (
         dpoptax.gaussian_noise(**{**NOISE, "key": dpoptax.random_key_from_os("chacha20")}),
         CLIP,
@@ -101,7 +104,7 @@ STAGES = {
 def test_private_step_shows_only_releases(stage):
     noise, clip = STAGES[stage]
     flow = flow_of(noise=noise, clip=clip)
-    assert flow.private == ()
+    assert flow.private == flow.redrawn == ()
     kinds = {each.path: each.kind for each in flow.shown}
     assert kinds["[0]"] == "released"
     secret = {path.rpartition(".")[2].partition("[")[0] for path in paths(flow.secret)}
@@ -671,11 +674,6 @@ def test_detects_equal_noise_on_several_devices(added, key, again):
     given = PARAMS, jnp.zeros(8, int), BATCH, MASK
     flow = information_flow(step, *given, private_argnums=(2, 3))
     assert bool(flow.private) == bool(flow.redrawn) == again
-
-
-def test_functions_of_a_release_may_be_shown():
-    flow = flow_of(lambda params, *_: optax.tree.norm(params))
-    assert flow.private == ()
 
 
 SECRETS = {

@@ -37,10 +37,13 @@ from tests.integrations.kauldron_problem import (
 )
 from tests.integrations.shared import (
     KEY,
+    METHODS,
     OPTIONS,
+    REFUSED_CHAINS,
     CountedRows,
     assert_equal,
     check_two_processes,
+    make_correlated_plan,
     occurrences,
 )
 
@@ -55,9 +58,6 @@ def train(plan, folder, *args, **options):
     """Returns a trainer that has trained, and its last state."""
     trainer = make_trainer(plan, folder, *args, **options)
     return trainer, trainer.train()[0]
-
-
-METHODS = {"adam": (), "disk": (dpoptax.disk(),), "doppler": (dpoptax.doppler(),)}
 
 
 @pytest.mark.parametrize(("kind", "method"), [("full", m) for m in METHODS] + [("lora", "disk")])
@@ -85,13 +85,7 @@ def test_options_are_those_of_clipped_grad(options, tmp_path):
 
 
 def test_correlated_noise_equals_loop_by_hand(tmp_path):
-    sampler = dpoptax.matrix.CyclicPoissonSampler(dataset_size=100, batch_size=10, cycle_length=2)
-    plan = dpoptax.PrivacyPlan(
-        steps=STEPS,
-        sampler=sampler,
-        noise_multiplier=1.0,
-        strategy=dpoptax.matrix.optimal_banded_toeplitz(STEPS, 2),
-    )
+    plan = make_correlated_plan(STEPS)
     trainer, state = train(plan, tmp_path)
     want = train_by_hand(plan, make_chain(plan), trainer.init_state().params)
     assert_equal(state.params, want)
@@ -319,21 +313,9 @@ def named_chain(plan):
 
 
 REFUSED_OPTIMIZERS = {
-    "no noise": (lambda plan: optax.adam(1e-3), "one noise stage, got 0"),
-    "clip before noise": (
-        lambda plan: optax.chain(optax.clip_by_global_norm(1.0), make_chain(plan)),
-        "starts with EmptyState.*clip_by_global_norm",
-    ),
+    **REFUSED_CHAINS,
     "clip before noise in a named chain": (named_chain, "starts with OrderedDict.*named chain"),
     "partial updates": (partial_updates, r"`PrivateTrainStep\(trained=mask\)`"),
-    "accumulation": (
-        lambda plan: optax.MultiSteps(make_chain(plan), 2).gradient_transformation(),
-        "starts with MultiStepsState.*`optax.MultiSteps`",
-    ),
-    "noise of another plan": (
-        lambda plan: make_chain(make_plan(noise_multiplier=2.0)),
-        "must be the plan's.*noise_multiplier=1.0.*got.*noise_multiplier=2.0",
-    ),
 }
 
 

@@ -30,6 +30,35 @@ def make_chain(plan, *, key=KEY, methods=()):
     return optax.chain(plan.new_run(key).noise(), *methods, optax.adam(1e-2))
 
 
+def make_correlated_plan(steps):
+    sampler = dpoptax.matrix.CyclicPoissonSampler(dataset_size=100, batch_size=10, cycle_length=2)
+    strategy = dpoptax.matrix.optimal_banded_toeplitz(steps, 2)
+    return make_plan(
+        **{"steps": steps, "sampler": sampler, "strategy": strategy},
+        dataset_size=None,
+        batch_size=None,
+    )
+
+
+METHODS = {"adam": (), "disk": (dpoptax.disk(),), "doppler": (dpoptax.doppler(),)}
+# Optimizers that no trainer accepts, and the errors.
+REFUSED_CHAINS = {
+    "no noise": (lambda plan: optax.adam(1e-3), "one noise stage, got 0"),
+    "clip before noise": (
+        lambda plan: optax.chain(optax.clip_by_global_norm(1.0), make_chain(plan)),
+        "starts with EmptyState.*clip_by_global_norm",
+    ),
+    "several steps for each update": (
+        lambda plan: optax.MultiSteps(make_chain(plan), 2).gradient_transformation(),
+        "starts with MultiStepsState.*`optax.MultiSteps`",
+    ),
+    "noise of another plan": (
+        lambda plan: make_chain(make_plan(steps=plan.steps, noise_multiplier=2.0)),
+        "must be the plan's.*noise_multiplier=1.0.*got.*noise_multiplier=2.0",
+    ),
+}
+
+
 def assert_equal(got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 

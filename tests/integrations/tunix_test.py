@@ -37,10 +37,13 @@ from tests.integrations.problem import (
 )
 from tests.integrations.shared import (
     KEY,
+    METHODS,
     OPTIONS,
+    REFUSED_CHAINS,
     CountedRows,
     assert_equal,
     check_two_processes,
+    make_correlated_plan,
     occurrences,
 )
 
@@ -59,17 +62,10 @@ def train(plan, model=None, chain=None, rows=None, **options):
     return trainer
 
 
-METHODS = {
-    "adam": {},
-    "disk": {"methods": (dpoptax.disk(),)},
-    "doppler": {"methods": (dpoptax.doppler(),)},
-}
-
-
 @pytest.mark.parametrize(("kind", "method"), [("full", m) for m in METHODS] + [("lora", "adam")])
 def test_equals_loop_by_hand(kind, method):
     plan = make_plan()
-    chain = make_chain(plan, **METHODS[method])
+    chain = make_chain(plan, methods=METHODS[method])
     trainer = train(plan, make_model(kind), chain)
     assert_equal(trained(trainer), train_by_hand(plan, make_model(kind), chain, kind))
     first = trained(make_trainer(plan, make_model(kind)))
@@ -89,13 +85,7 @@ def test_options_are_those_of_clipped_grad(options):
 
 
 def test_correlated_noise_equals_loop_by_hand():
-    sampler = dpoptax.matrix.CyclicPoissonSampler(dataset_size=100, batch_size=10, cycle_length=2)
-    plan = dpoptax.PrivacyPlan(
-        steps=STEPS,
-        sampler=sampler,
-        noise_multiplier=1.0,
-        strategy=dpoptax.matrix.optimal_banded_toeplitz(STEPS, 2),
-    )
+    plan = make_correlated_plan(STEPS)
     chain = make_chain(plan)
     assert_equal(trained(train(plan)), train_by_hand(plan, make_model(), chain, "full"))
 
@@ -314,29 +304,15 @@ class Normalized(nnx.Module):
         self.norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
 
 
-def clip_first(plan):
-    return optax.chain(optax.clip_by_global_norm(1.0), make_chain(plan))
-
-
-def accumulate(plan):
-    return optax.MultiSteps(make_chain(plan), 2).gradient_transformation()
-
-
 REFUSED = {
     "accumulation": ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
     "packing": ({"max_seq_token_per_tpu": 64}, "packing"),
     "more steps than the plan": ({"max_steps": STEPS + 1}, "`max_steps` must be at most"),
     "batch statistics": ({"model": Normalized}, "nnx.BatchStat.*norm.mean"),
-    "no noise": ({"chain": lambda plan: optax.adam(1e-3)}, "one noise stage, got 0"),
-    "clip before noise": ({"chain": clip_first}, "starts with EmptyState.*clip_by_global_norm"),
+    **{name: ({"chain": chain}, said) for name, (chain, said) in REFUSED_CHAINS.items()},
     "named chain": (
         {"chain": lambda plan: optax.named_chain(("noise", plan.new_run().noise()))},
         "starts with OrderedDict.*named chain",
-    ),
-    "MultiSteps": ({"chain": accumulate}, "starts with MultiStepsState.*`optax.MultiSteps`"),
-    "noise of another plan": (
-        {"chain": lambda plan: make_chain(make_plan(noise_multiplier=2.0))},
-        "must be the plan's.*noise_multiplier=1.0.*got.*noise_multiplier=2.0",
     ),
 }
 

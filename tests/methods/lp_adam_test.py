@@ -5,8 +5,6 @@ import optax
 import pytest
 
 from dpoptax.extend import scale_by_lp_adam
-from dpoptax.training import config_of, train_and_evaluate
-from experiments.config import ExperimentConfig
 from experiments.methods import LPAdam
 
 
@@ -33,39 +31,3 @@ def test_default_floor_is_the_root_of_the_deviation_of_v():
     gradient = np.float32(1e-3)  # v̂ is below s², so the floor divides
     update, _ = tx.update(gradient, tx.init(gradient))
     assert 1e-3 / update == pytest.approx(np.std(squares @ weights) ** 0.5, rel=0.01)
-
-
-@pytest.mark.slow
-def test_noise_correction_enlarges_update():
-    """White noise with the stated deviation leaves no signal, so the floor of v̂ divides."""
-    grads = np.random.default_rng(0).normal(size=(200, 50)).astype(np.float32)
-    plain, corrected = (LPAdam("none", noise_corrected=c).direction(1.0) for c in (False, True))
-    norms = []
-    for tx in (plain, corrected):
-        state = tx.init(grads[0])
-        for grad in grads:
-            update, state = tx.update(grad, state)
-        norms.append(float(optax.tree.norm(update)))
-    assert norms[1] > 1.5 * norms[0]
-
-
-@pytest.mark.slow
-def test_galore_resumes_from_checkpoint(tmp_path):
-    """The state has empty arrays instead of projections for vectors."""
-    config = ExperimentConfig(
-        method=LPAdam("doppler-first-order-1", noise_corrected=True, rank=4),
-        model="linear",
-        steps=4,
-        batch_size=64,
-        learning_rate=0.03,
-        epsilon=None,
-        noise_multiplier=5.0,
-        accountant="rdp",
-        seed=0,
-    )
-    assert config.stddev(config.task().plan) == pytest.approx(5 / 64)
-    whole, short = config_of(config), config_of(config, steps=2)
-    found = train_and_evaluate(whole, tmp_path / "whole", progress=False)
-    train_and_evaluate(short, tmp_path / "parts", progress=False)
-    parts = train_and_evaluate(whole, tmp_path / "parts", progress=False)
-    assert parts["params_sha256"] == found["params_sha256"]

@@ -37,6 +37,13 @@ NOISE = {
     "correlated_noise": lambda: dpoptax.correlated_noise(
         dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=4, key=KEY
     ),
+    "correlated_noise_fixed_point": lambda: dpoptax.correlated_noise(
+        dpoptax.matrix.BandedToeplitz((1.0, 0.5)),
+        noise_multiplier=1.0,
+        batch_size=4,
+        key=KEY,
+        fixed_point_clip=CLIP,
+    ),
     "correlated_noise_redrawn": lambda: dpoptax.correlated_noise(
         dpoptax.matrix.BandedInverseToeplitz((1.0, -0.5, -0.25), 8),
         noise_multiplier=1.0,
@@ -59,7 +66,6 @@ METHODS = {
     "disk": lambda: dpoptax.disk(0.7, 0.5),
     "disk_one_gradient": lambda: dpoptax.disk(0.7, None),
     "disk_hessian": lambda: dpoptax.disk(0.7, 0.0),
-    "disk_schedule": lambda: dpoptax.disk(optax.linear_schedule(0.9, 0.5, 3), 0.5),
     "disk_swapped_gain": lambda: dpoptax.disk(0.7, 0.5, filter_gain=0.3),
     "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
     "inner_outer": lambda: dpoptax.contrib.inner_outer(3, 0.5, 0.9),

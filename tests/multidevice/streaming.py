@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 import dpoptax
 from dpoptax._ghost_clipping.backward import use_sum
 from dpoptax._ghost_clipping.backward.batch_devices import Slices
-from dpoptax._rounding import block_sums
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers
 from tests.helpers import floats, no_room
@@ -101,18 +100,6 @@ def test_sum_on_explicit_axes_equals_one_device(way):
     assert_close(total, one_device(way))
     for name, leaf in total.items():
         assert jax.typeof(leaf).sharding == jax.typeof(params[name]).sharding, name
-
-
-# sums.py has a quick test of integer sums.
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_room")
-@pytest.mark.parametrize("way", WAYS)
-def test_sums_of_many_devices_are_added_as_integers(way, monkeypatch):
-    monkeypatch.setattr(block_sums, "uses_integer_totals", lambda whole: True)
-    mesh = make_mesh((8,), ("data",), KINDS[0])
-    grad_fn = dpoptax.clipped_grad(loss_fn, **WAYS[way], mesh=mesh)
-    params, batch = put(make_params(), mesh, P()), put(make_batch(0, EXAMPLES), mesh, P("data"))
-    assert_close(jax.jit(grad_fn)(params, batch, MASK, **KEYS).sum, one_device(way))
 
 
 @pytest.mark.parametrize("way", WAYS)

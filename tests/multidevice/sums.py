@@ -56,13 +56,6 @@ def want(batch):
         return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY, ids=IDS).sum
 
 
-@pytest.fixture(scope="module")
-def conv_want(batch):
-    """Returns the same for `conv_loss` at one point, by the default method."""
-    points = dpoptax.gradient_points((), conv_params())
-    return jax.jit(dpoptax.clipped_grad(conv_loss, CLIP))(points, batch, MASK).sum
-
-
 LAYOUTS = [
     (*case, kind)
     for case in [(1, 3, "auto"), (2, None, "auto"), (4, 3, "auto"), (8, 1, "auto"), (8, 2, "vmap")]
@@ -119,14 +112,6 @@ def test_sums_on_a_grid_are_equal_on_any_number_of_devices(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_accepts_host_arrays_without_jit(kind, batch, conv_want):
-    mesh = make_mesh((8,), ("data",), kind)
-    points = dpoptax.gradient_points((), conv_params())
-    total = dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch, MASK).sum
-    assert_close(total, conv_want)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_keys_depend_on_record_not_on_device(kind):
     """Keys depend on the record, and the sum leaves the devices sealed."""
 
@@ -145,32 +130,6 @@ def test_keys_depend_on_record_not_on_device(kind):
     shuffled = np.random.default_rng(1).permutation(16)
     other = grad_fn(points, rows[shuffled], key=KEY, ids=ids[shuffled])
     assert_close(other.sum, alone.sum)
-
-
-@pytest.mark.slow
-def test_aux_stays_with_its_examples(batch):
-    def with_aux(params, example):
-        loss = conv_loss(params, example)
-        return loss, {"loss": loss, "label": example["label"]}
-
-    mesh = make_mesh((4,), ("data",), KINDS[0])
-    points = dpoptax.gradient_points((), conv_params())
-    options = {"has_aux": True, "microbatch_size": 3}
-    _, aux = jax.jit(dpoptax.clipped_grad(with_aux, CLIP, mesh=mesh, **options))(points, batch)
-    alone = jax.jit(jax.vmap(conv_loss, (None, 0)))(points.points[0], batch)
-    np.testing.assert_array_equal(aux["label"], batch["label"])
-    np.testing.assert_allclose(aux["loss"], alone, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_hyperspherical_clip_equals_one_device(batch):
-    clip = dpoptax.contrib.hyperspherical_clip(0.3, angle_norm=0.5)
-    mesh = make_mesh((8,), ("data",), KINDS[1])
-    points = dpoptax.gradient_points((), conv_params())
-    alone = dpoptax.clipped_grad(conv_loss, clip)(points, batch).sum
-    split = put(points, mesh, P())
-    total = dpoptax.clipped_grad(conv_loss, clip, mesh=mesh)(split, batch).sum
-    assert_close(total, alone, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import dpoptax
 from dpoptax import accounting, matrix, sampling
 from dpoptax._pricing import events, privacy_losses
-from tests.helpers import event_epsilon, normal, slow_but
+from tests.helpers import event_epsilon, normal, planned_epsilon, slow_but
 
 CLIP = dpoptax.l2_clip(2.0)
 KEY = jax.random.key(0)
@@ -105,9 +105,9 @@ def test_epsilon_composes_the_phases(accountant, steps):
     state = after(STAGE, steps)
     spent = accounting.guarantee(state, SAMPLER, accountant=accountant).epsilon(DELTA)
     assert spent == pytest.approx(want, rel=1e-9)
-    described = accounting.planned_guarantee(
+    described = planned_epsilon(
         noise_multiplier=SCHEDULE, steps=steps, sampler=SAMPLER, accountant=accountant
-    ).epsilon(DELTA)
+    )
     assert described == spent
     planned = accounting.planned_guarantee(
         noise_multiplier=SCHEDULE, steps=steps, sampler=SAMPLER, accountant=accountant
@@ -180,23 +180,12 @@ def test_stages_on_the_same_batches_are_priced_as_privacy_losses():
 
 def test_dependent_steps_use_smallest_multiplier():
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=0, cycle_length=4)
-    least = accounting.planned_guarantee(noise_multiplier=1.1, steps=7, sampler=cyclic).epsilon(
-        DELTA
-    )
+    least = planned_epsilon(noise_multiplier=1.1, steps=7, sampler=cyclic)
     assert accounting.guarantee(after(STAGE, 7), cyclic).epsilon(DELTA) == least
     described = dict(steps=7, sampler=cyclic, delta=DELTA)
-    assert (
-        accounting.planned_guarantee(noise_multiplier=SCHEDULE, **described).stated_epsilon == least
-    )
-    first = accounting.planned_guarantee(
-        noise_multiplier=SCHEDULE, **{**described, "steps": 3}
-    ).stated_epsilon
-    assert (
-        first
-        == accounting.planned_guarantee(
-            noise_multiplier=1.9, **{**described, "steps": 3}
-        ).stated_epsilon
-    )
+    assert planned_epsilon(noise_multiplier=SCHEDULE, **described) == least
+    first = planned_epsilon(noise_multiplier=SCHEDULE, **{**described, "steps": 3})
+    assert first == planned_epsilon(noise_multiplier=1.9, **{**described, "steps": 3})
 
 
 @pytest.mark.parametrize("accountant", slow_but(("rdp",), ("pld", "rdp")))
@@ -204,7 +193,7 @@ def test_calibration_finds_factor_of_schedule(accountant):
     run = dict(sampler=SAMPLER, delta=DELTA, accountant=accountant)
     factor = accounting.calibrate(epsilon=1, steps=7, schedule=SCHEDULE, **run)
     noise = {first: factor * each for first, each in SCHEDULE.items()}
-    spent = accounting.planned_guarantee(noise_multiplier=noise, steps=7, **run).stated_epsilon
+    spent = planned_epsilon(noise_multiplier=noise, steps=7, **run)
     assert 0.9998 <= spent <= 1
     assert accounting.calibrate(noise_multiplier=noise, epsilon=1.0, **run) == 7
 
@@ -229,23 +218,6 @@ def test_ledger_distinguishes_schedules():
     with pytest.raises(ValueError, match="belong to another mechanism"):
         accounting.guarantee(arrays, SAMPLER).epsilon(DELTA)
     assert np.isnan(other.update(clipped(), arrays, PARAMS)[0]["b"]).all()
-
-
-@pytest.mark.parametrize("fixed_point", [False, True])
-def test_information_flow_recognizes_scheduled_releases(fixed_point):
-    tx = optax.chain(stage(fixed_point=fixed_point), optax.sgd(0.1))
-    grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), CLIP)
-    params = jnp.zeros(3)
-
-    def step(params, state, batch, mask):
-        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    args = params, tx.init(params), jnp.zeros((16, 3)), jnp.ones(16, bool)
-    flow = dpoptax.information_flow(step, *args, private_argnums=(2, 3))
-    assert not flow.private
-    assert not flow.redrawn
 
 
 def test_grid_follows_smallest_multiplier():
@@ -273,9 +245,7 @@ def test_refuses_invalid_schedules(schedule, match):
     with pytest.raises(ValueError, match=match):
         stage(schedule)
     with pytest.raises(ValueError, match=match):
-        accounting.planned_guarantee(noise_multiplier=schedule, steps=7, sampler=SAMPLER).epsilon(
-            DELTA
-        )
+        planned_epsilon(noise_multiplier=schedule, steps=7, sampler=SAMPLER)
 
 
 def test_schedule_errors_say_what_to_pass():

@@ -42,15 +42,6 @@ def test_noise_is_added_before_dividing_by_batch_size():
     assert abs(float(jnp.mean(release)) - 2.0) < 5 * 0.75 / 20_000**0.5
 
 
-def test_noise_is_independent_across_leaves_steps_and_keys():
-    params = {"a": jnp.zeros(5_000), "b": jnp.zeros(5_000)}
-    (first, second), _ = _release(params, steps=2)
-    (other,), _ = _release(params, key=1)
-    draws = np.stack([first["a"], first["b"], second["a"], second["b"], other["a"], other["b"]])
-    correlation = np.corrcoef(draws) - np.eye(6)
-    assert np.abs(correlation).max() < 5 / 5_000**0.5
-
-
 def test_draws_are_float32_under_bfloat16_parameters():
     params = jnp.zeros(50_000, jnp.bfloat16)
     total = jnp.zeros(50_000, jnp.bfloat16)
@@ -176,30 +167,3 @@ def test_sum_has_no_derivative(adaptive):
 def test_key_is_required():
     with pytest.raises(TypeError, match="key"):
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8)
-
-
-@pytest.mark.slow
-@pytest.mark.optimized
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="tests XLA's behavior on CPU")
-@pytest.mark.parametrize("kind", ["plain", "fixed point", "correlated"])
-def test_noise_with_two_readers_is_drawn_once(kind):
-    """A filter's output and its buffer share one draw of noise."""
-    options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
-    if kind == "correlated":
-        noise = dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0, 0.5)), **options)
-    else:
-        noise = dpoptax.gaussian_noise(**options, fixed_point=kind == "fixed point")
-
-    def operations(*filters):
-        tx = optax.chain(noise, *filters)
-
-        def update(params, state, total):
-            updates, state = tx.update(dpoptax.extend.trust_clipped(total, CLIP), state, params)
-            return optax.apply_updates(params, updates), state
-
-        params = jax.ShapeDtypeStruct((100, 100), jnp.float32)
-        state = jax.eval_shape(tx.init, params)
-        return jax.jit(update).lower(params, state, params).compile().cost_analysis()["flops"]
-
-    doppler = dpoptax.doppler(*dpoptax.filters.preset("doppler-first-order-1"))
-    assert operations(doppler) < 1.2 * operations()

@@ -1,6 +1,7 @@
 """Tests adaptive clipping: the threshold and its quantile, and the cost of a release."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -142,36 +143,6 @@ def test_non_finite_and_masked_examples_are_not_counted(bad):
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(total))
 
 
-@pytest.mark.slow
-def test_training_loop_corrects_a_bad_threshold():
-    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 32)
-    clip = dpoptax.contrib.adaptive_clip(1e-6, learning_rate=0.5)
-    tx = optax.chain(_stage(clip, noise_multiplier=0.5, batch_size=32), optax.sgd(0.1))
-    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=8)
-
-    @jax.jit
-    def run(params, state):
-        def step(carry, _):
-            params, state = carry
-            clipped = grad_fn(dpoptax.gradient_points(state, params), batch)
-            updates, state = tx.update(clipped, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (params, state), length=80)[0]
-
-    params, state = run(params, tx.init(params))
-
-    @jax.jit
-    def norms_at(params):
-        per_example = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, batch)
-        return jax.vmap(optax.tree.norm)(per_example)
-
-    threshold = float(state[0].threshold.reference)
-    low, high = np.quantile(norms_at(params), (0.15, 0.85))
-    assert low < threshold < high
-    assert dpoptax.ledgers(state)[0].releases == 80
-
-
 @pytest.mark.parametrize("name", helpers.slow_but(("mlp",), ("mlp", "tied_embeddings")))
 def test_ghost_clipping_gives_same_gradient_and_count(name):
     network = NETWORKS[name]
@@ -209,12 +180,18 @@ def test_extreme_and_non_finite_examples_are_counted():
     x = x.at[1].set(jnp.nan)
     points = dataclasses.replace(dpoptax.gradient_points((), params), reference=jnp.float32(0.8))
     grad_fns = [
-        jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, clip, method=method, microbatch_size=4))
-        for method in ("auto", "vmap")
+        jax.jit(
+            functools.partial(
+                dpoptax.clipped_grad(helpers.mlp_loss, clip, method=method, microbatch_size=4),
+                points,
+            )
+        )
+        for method in ("auto", "vmap", "recompute")
     ]
     for scale, examples in ((1e-30, 5), (1.0, 5), (1e9, 5), (jnp.inf, 4)):
-        sums = [grad_fn(points, (x.at[2].multiply(scale), y)).sum for grad_fn in grad_fns]
-        comparison.close(*sums)
+        sums = [grad_fn((x.at[2].multiply(scale), y)).sum for grad_fn in grad_fns]
+        for other in sums[1:]:
+            comparison.close(sums[0], other)
         signs = float(sums[0].count) / clip.count_share**0.5
         assert signs == pytest.approx(round(signs), abs=1e-5)
         assert round(signs) % 2 == examples % 2

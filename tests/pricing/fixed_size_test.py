@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from dpoptax import accounting
 from dpoptax.sampling import FixedSizeSampler
+from tests.helpers import planned_epsilon
 
 DELTA = 1e-5
 
 
 def _price(size, batch_size, sigma, steps, delta=DELTA, accountant="pld"):
-    return accounting.planned_guarantee(
+    return planned_epsilon(
         noise_multiplier=sigma,
         sampler=FixedSizeSampler(size, batch_size, seed=0),
         steps=steps,
         accountant=accountant,
-    ).epsilon(delta)
+        delta=delta,
+    )
 
 
 def _gaussian_delta(epsilon, mu):

@@ -162,11 +162,14 @@ def test_one_trial_costs_no_more_than_itself():
     assert event_epsilon(event, DELTA) == pytest.approx(event_epsilon(RUN, DELTA), rel=2e-3)
 
 
-def test_candidates_with_crossing_curves_cost_more_than_either():
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_candidates_with_crossing_curves_cost_more_than_either(accountant):
+    """The price uses the largest divergence at each order, not the larger of two epsilons."""
     few = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(0.7)), 60)
     many = dpa.GaussianDpEvent(3.0)
+    options = {"mean": 20, "distribution": "geometric"}
     prices = [
-        event_epsilon(selection.best_of_random(trials, mean=20, distribution="geometric"), DELTA)
+        event_epsilon(selection.best_of_random(trials, **options), DELTA, accountant=accountant)
         for trials in ([few, many], [few], [many], [few, few])
     ]
     assert prices[0] > max(prices[1:3])

@@ -13,6 +13,7 @@ from scipy import stats
 import dpoptax
 from dpoptax import accounting
 from dpoptax.accounting import Guarantee, PrivacyEvent, StatedDpEvent
+from tests.helpers import divergences
 
 DELTA = 1e-5
 STATED = [(0.5, 1e-6), (0.50003, 0.0), (3, 1e-7), (1e-3, 1e-6), (0.0, 1e-6), (12.0, 2e-6)]
@@ -106,7 +107,7 @@ def test_beside_a_run():
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3, 40.0])
 def test_renyi_divergences(epsilon):
     orders = np.array([1.01, 1.5, 2, 7.5, 64, 512, np.inf])
-    found = Guarantee(StatedDpEvent(epsilon), accountant="rdp").rdp(orders)
+    found = divergences(StatedDpEvent(epsilon), orders)
     exact = []
     with mpmath.workdps(60):
         p = 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon)))
@@ -116,7 +117,7 @@ def test_renyi_divergences(epsilon):
     np.testing.assert_allclose(found[:-1], exact, rtol=1e-6, atol=1e-9)
     assert np.all(found[:-1] >= np.array(exact) * (1 - 1e-15))
     assert found[-1] == epsilon
-    assert np.all(np.isinf(Guarantee(StatedDpEvent(epsilon, 1e-9), accountant="rdp").rdp([2, 3])))
+    assert np.all(np.isinf(divergences(StatedDpEvent(epsilon, 1e-9), [2, 3])))
 
 
 def test_several_records_and_selection_pay_for_it():
@@ -127,19 +128,6 @@ def test_several_records_and_selection_pay_for_it():
     best = accounting.selection.best_of_random([one], mean=5, distribution="geometric")
     # With a geometric number, the best of several ε-DP trials is 3ε-DP (Liu and Talwar, 2019).
     assert one.epsilon(DELTA) < Guarantee(best).epsilon(DELTA) <= 1.5
-
-
-def test_unit_and_relation_may_be_named():
-    plan = dpoptax.PrivacyPlan(dataset_size=100, batch_size=10, steps=2, noise_multiplier=2.0)
-    stated = StatedDpEvent(0.5, 1e-6)
-    for own in ({"unit": "user"}, {"neighboring_relation": "replace-one"}):
-        with pytest.raises(ValueError, match="must have the same"):
-            accounting.planned_guarantee(
-                noise_multiplier=2.0,
-                steps=2,
-                sampler=plan.sampler,
-                also=[PrivacyEvent(stated, **own)],
-            )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import chex
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -205,32 +204,6 @@ def test_no_key_is_used_twice(fixed_point, monkeypatch):
         _train_with_key_checker(_noise(fixed_point))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_restarted_run_draws_the_same_noise(stage):
-    tx, total = _noise(**STAGES[stage]), jnp.zeros(1_000)
-    whole = _release(tx, total, steps=4)
-    state, update = tx.init(total), jax.jit(tx.update)
-    for _ in range(2):
-        _, state = update(dpoptax.extend.trust_clipped(total, CLIP), state)
-    leaves, treedef = jax.tree.flatten(state)
-    saved = [
-        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
-        for x in leaves
-    ]
-    restored = [
-        jax.random.wrap_key_data(jnp.asarray(x))
-        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
-        else jnp.asarray(x)
-        for x, like in zip(saved, leaves, strict=True)
-    ]
-    state = jax.tree.unflatten(treedef, restored)
-    for want in whole[2:]:
-        got, state = update(dpoptax.extend.trust_clipped(total, CLIP), state)
-        chex.assert_trees_all_equal(got, want)
-    correlation = np.corrcoef(np.stack(whole)) - np.eye(4)
-    assert np.abs(correlation).max() < 5 / 1_000**0.5
-
-
 def test_neighboring_draws_of_a_release_are_independent():
     (mean,) = _release(_noise(), jnp.zeros(1_000_000))
     for lag in (1, 2, 3, 128, 1024, 4096, 500_000):
@@ -314,9 +287,3 @@ def test_system_keys_are_distinct():
     assert len({high for high, _ in data}) == len({low for _, low in data}) == 100
     (mean,) = _release(_noise(key=keys[0]), jnp.zeros(100))
     assert jnp.std(mean) > 0.3
-
-
-def test_keys_from_seeds_share_their_high_half():
-    """The high half of a seed's key is constant, so `random_key_from_os` exists."""
-    data = [np.asarray(jax.random.key_data(jax.random.key(seed))) for seed in range(50)]
-    assert len({high for high, _ in data}) == 1

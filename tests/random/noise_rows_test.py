@@ -4,10 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-import dpoptax
 from dpoptax._random import box_muller, tree_noise
 from dpoptax._random.keys import split
 from dpoptax._release import fixed_point
@@ -80,17 +77,3 @@ def test_no_number_is_drawn_twice():
     drawn = jax.jit(NOISES["normal"])(_zeros(SMALL), KEYS["threefry"])
     numbers = np.abs(np.concatenate([np.ravel(x) for x in drawn]))
     assert len(np.unique(numbers)) > 0.999 * numbers.size
-
-
-def test_multi_device_step_traces_on_one_device():
-    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Explicit,))
-    split = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P("data")))
-    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8, key=KEYS["threefry"])
-
-    def release(total):
-        clipped = dpoptax.extend.trust_clipped(total, dpoptax.l2_clip(1.0), examples=8)
-        return tx.update(clipped, tx.init(total))[0]
-
-    with jax.sharding.use_abstract_mesh(mesh):
-        released = jax.eval_shape(release, [split, split])
-    assert [x.sharding.spec for x in released] == [P("data", None)] * 2

@@ -177,66 +177,6 @@ class TestSamplers:
         if name != "shuffled":
             assert sampler.dp_event(1.0, 9) == other.dp_event(1.0, 9)
 
-    @pytest.mark.parametrize("name", SAMPLERS)
-    def test_each_record_is_drawn_equally_often(self, name):
-        sampler, steps = SAMPLERS[name], 1200
-        counts = np.zeros(40)
-        for indices, mask in sampler.samples(0, steps):
-            counts[indices[mask]] += 1
-        expected = steps * sampler.batch_size / 40
-        assert counts.sum() == pytest.approx(40 * expected, rel=0.02)
-        assert stats.chisquare(counts).pvalue > ACCEPT
-
-    def test_poisson_coins_are_independent(self):
-        sampler = SAMPLERS["poisson"]
-        drawn = np.zeros((4000, 40))
-        for row, (indices, mask) in zip(drawn, sampler.samples(0, 4000), strict=True):
-            row[indices[mask]] = 1
-        counts = np.bincount(drawn.sum(axis=1).astype(int), minlength=41)
-        law = stats.binom.pmf(np.arange(41), 40, 0.25) * 4000
-        inner = slice(4, 17)
-        assert (
-            stats.chisquare(
-                [counts[:4].sum(), *counts[inner], counts[17:].sum()],
-                [law[:4].sum(), *law[inner], law[17:].sum()],
-            ).pvalue
-            > ACCEPT
-        )
-        again = int((drawn[1:] * drawn[:-1]).sum())
-        assert stats.binomtest(again, drawn[1:].size, 1 / 16).pvalue > ACCEPT
-
-    def test_oversized_batch_is_cut_to_uniform_subset(self):
-        sampler = sampling.PoissonSampler(20, 10, seed=SEED, max_batch_size=10)
-        counts = np.zeros(20)
-        for indices, mask in sampler.samples(0, 2000):
-            assert mask.sum() <= 10
-            counts[indices[mask]] += 1
-        assert stats.chisquare(counts).pvalue > ACCEPT
-
-    @pytest.mark.parametrize("k", [1, 2, 3])
-    def test_step_sets_are_uniform_and_independent(self, k):
-        sampler = sampling.RandomAllocationSampler(30, 6 * k, seed=SEED, participations=k)
-        assert sampler.period == 5
-        found = []
-        for epoch in range(200):
-            steps = [[] for _ in range(30)]
-            for t in range(5):
-                indices, mask = sampler.sample(5 * epoch + t)
-                for record in indices[mask]:
-                    steps[record].append(t)
-            found += [tuple(chosen) for chosen in steps]
-        sets = list(itertools.combinations(range(5), k))
-        assert stats.chisquare([found.count(each) for each in sets]).pvalue > ACCEPT
-        pairs = [found[i : i + 2] for i in range(0, len(found), 2)]
-        same = sum(a == b for a, b in pairs)
-        assert stats.binomtest(same, len(pairs), 1 / len(sets)).pvalue > ACCEPT
-
-    def test_epoch_contains_each_record_once(self):
-        sampler = SAMPLERS["shuffled"]
-        for epoch in range(3):
-            seen = [s.indices[s.mask] for s in sampler.samples(4 * epoch, 4 * epoch + 4)]
-            assert sorted(np.concatenate(seen).tolist()) == list(range(40))
-
     def test_groups_take_turns(self):
         sampler = CyclicPoissonSampler(40, 10, seed=SEED, cycle_length=4)
         turns = [set(s.indices[s.mask].tolist()) for s in sampler.samples(0, 8)]

@@ -10,18 +10,15 @@ import pytest
 
 import dpoptax
 from benchmarks import (
-    compilation,
     contenders,
-    noise,
     report,
-    third_party,
 )
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
 from benchmarks.networks import NETWORKS
 from benchmarks.timing import Budget, Result, _set_ratios, measure, pythons
-from benchmarks.variants import ALGORITHMS, JAX_LIBRARIES, Cell, Variant, sweep_cells, variants
+from benchmarks.variants import ALGORITHMS, Cell, Variant
 
 pytestmark = pytest.mark.slow
 
@@ -57,27 +54,6 @@ def test_no_network_falls_back(name):
     problem = NETWORKS[name]()
     example = jax.tree.map(lambda x: x[0], problem.make_batch(1))
     assert not dpoptax.explain(problem.loss_fn, problem.params, example).fallbacks
-
-
-@pytest.mark.slow
-def test_times_third_party_model():
-    chosen = third_party.ThirdParty(("Equinox attention, dropout",), batch_size=4, budget=ONCE)
-    _, _, row = third_party.main(chosen).splitlines()
-    name, parameters, plain, private, ratio, *_ = (cell.strip() for cell in row.split("|")[1:-1])
-    assert (name, parameters) == ("Equinox attention, dropout", "49,536")
-    assert float(ratio) == pytest.approx(float(private) / float(plain), rel=0.5)
-
-
-@pytest.mark.slow
-def test_compilation_counts_operations_of_each_step(tmp_path):
-    found = tmp_path / "compilation.json"
-    table = compilation.main(compilation.Compilation(("mlp",), batch_size=4, output=found))
-    steps = json.loads(found.read_text())["mlp"]
-    assert [row.split("|")[2].strip() for row in table.splitlines()[2:]] == list(steps)
-    plain, private, disk = steps.values()
-    for count in ("equations", "instructions", "fusions"):
-        assert 0 < plain[count] < private[count] < disk[count]
-    assert all(step["trace"] > 0 and step["compile"] > 0 for step in steps.values())
 
 
 def one_step(library, algorithm="dp-sgd", *, noise=True, microbatch_size=2):
@@ -117,24 +93,6 @@ def test_accumulated_non_private_step_equals_whole_step():
     assert_close(one_step("non-private", microbatch_size=2), whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "options", "parameters"),
-    [
-        ("mlp", {}, 203_530),
-        ("wide_mlp", {}, 3_256_330),
-        ("cnn", {}, 554_474),
-        ("transformer", {}, 3_438_592),
-    ],
-)
-def test_models_have_the_stated_size(model, options, parameters):
-    problem = MODELS[model](**options)
-    assert sum(leaf.size for leaf in jax.tree.leaves(problem.params)) == parameters
-    example = jax.tree.map(lambda x: x[0], problem.make_batch(2))
-    loss = jax.eval_shape(problem.loss_fn, problem.params, example)
-    assert loss.shape == ()
-
-
 def test_reports_missing_peers_and_memory():
     cell = Cell("mlp", 4, {"width": 3})
     reason = "torch: could not be installed"
@@ -163,47 +121,3 @@ def test_ratios_use_fastest_baseline_of_each_round():
     assert private.baseline == "non-private, microbatched"
     assert (whole.ratio, small.ratio, torch.ratio) == pytest.approx((2.0, 1.0, 1.0))
     assert torch.baseline == "torch non-private"
-
-
-def test_report_draws_cells_and_sweeps(tmp_path):
-    results = []
-    for sweep in ("batch", "points"):
-        for step, cell in enumerate(sweep_cells(sweep), start=1):
-            variant = Variant("dpoptax auto", microbatch_size=4)
-            results.append(Result(cell, variant, [[1.0 * step]], 1.0, 100.0))
-    for model in ("mlp", "cnn"):
-        for batch_size in (4, 8):
-            group = [
-                Result(Cell(model, batch_size), variant, [[milliseconds, milliseconds]], 1.0, 9.0)
-                for variant, milliseconds in [
-                    (Variant("non-private"), 1.0),
-                    (Variant("dpoptax auto"), 2.0),
-                    (Variant("optax.contrib"), 40.0),
-                ]
-            ]
-            _set_ratios(group)
-            results += group
-    results.append(Result(Cell("cnn", 8), Variant("FastDP book-keeping"), error="no | such thing"))
-    markdown = report.save(results, {"CPU cores": 2}, tmp_path)
-    assert "| dpoptax auto, dp-sgd | 2.00 | 2.00 | 2.00 | 2.00 |" in markdown
-    assert "failed: no / such thing" in markdown
-    assert "### points sweep: transformer, batch 32, 8 points" in markdown
-    assert (tmp_path / "ratios.png").stat().st_size > 0
-    assert (tmp_path / "sweeps.png").stat().st_size > 0
-
-
-def test_variants_and_sweeps_are_complete():
-    chosen = variants(JAX_LIBRARIES, ALGORITHMS)
-    assert len(chosen) == len(set(chosen)) == 17
-    assert sum(not variant.noise for variant in chosen) == 4
-    for sweep in ("batch", "parameters", "length", "points"):
-        assert len({str(cell) for cell in sweep_cells(sweep)}) >= 4
-
-
-@pytest.mark.slow
-def test_times_noise_by_generator():
-    header, _, *rows = noise.main(noise.Noise(sizes=(8, 30), rounds=1, numbers=30)).splitlines()
-    assert header.count("arrays of") == 2
-    assert len(rows) == len(noise.GENERATORS)
-    for row in rows:
-        assert all(float(cell) >= 0.0 for cell in row.split("|")[2:-1]), row

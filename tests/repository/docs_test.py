@@ -24,6 +24,10 @@ PACKAGES = {
     "examples/fine-tune.md#Kauldron": "kauldron",
     "examples/gemma.md": "gemma",
     "examples/keras.md": "keras",
+    "guides/check-a-private-run.md#Batches": "numpy",
+    "guides/check-a-private-run.md#jax_privacy": "jax_privacy",
+    "guides/check-a-private-run.md#Opacus": "opacus",
+    "guides/check-a-private-run.md#optax.contrib": "optax",
 }
 MODULES = (
     "dpoptax",

@@ -206,11 +206,9 @@ def test_unknown_name_raises_attribute_error():
 
 @pytest.mark.slow
 def test_missing_extra_is_reported():
-    recording = "types.SimpleNamespace(released=[], stddev=1.0)"
     uses = {
         "import dpoptax.auditing": "`dpoptax.auditing` needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
-        f"dpoptax.filters.spectrum.plot({recording}, 'x.png')": "`plot` needs matplotlib",
         "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",
         "from dpoptax.training.cli.main import main; main(['plan', 'x.py'])": "line needs tyro",
         "from dpoptax.training import fit": "`dpoptax.training.fit` needs tqdm",
@@ -218,7 +216,7 @@ def test_missing_extra_is_reported():
         "import dpoptax.integrations.kauldron": "`dpoptax.integrations.kauldron` needs ",
     }
     program = """
-        import json, sys, types
+        import json, sys
         for missing in ("tyro", "jax_privacy", "matplotlib", "tqdm", "etils"):
             sys.modules[missing] = None
         import dpoptax

@@ -1,23 +1,12 @@
 """Tests of the test configuration: selection of tests, and the cache of compiled programs."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = """
-import sys
-import jax
-
-hits = []
-jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))
-print(jax.jit(lambda x: x * float(sys.argv[1]))(2.0))
-print(hits.count("/jax/compilation_cache/cache_hits"))
-"""
 TESTS = """
 import pytest
 
@@ -28,20 +17,6 @@ def test_quick():
 def test_slow():
     pass
 """
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("JAX_COMPILATION_CACHE_DIR" not in os.environ, reason="run without a cache")
-def test_processes_share_compiled_programs():
-    assert jax.config.jax_compilation_cache_dir == os.environ["JAX_COMPILATION_CACHE_DIR"]
-    number = int.from_bytes(os.urandom(2)) + 0.25  # a number that no earlier run of this test used
-    command = [sys.executable, "-c", PROGRAM, str(number)]
-    first, second = (
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(2)
-    )
-    assert float(first[0]) == float(second[0]) == 2 * number
-    assert int(first[1]) < int(second[1])
 
 
 @pytest.mark.slow

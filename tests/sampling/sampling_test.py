@@ -88,10 +88,12 @@ def bernoulli_draws(steps, size, probability, rng):
 
 
 N, Q, STEPS = 40, 0.25, 4000
+SEEDS = (1, bytes(range(32)))  # of PCG64 and of SHAKE-256
 
 
-def test_poisson_draws_are_independent_coins():
-    drawn = draws(PoissonSampler(N, 10, seed=1), STEPS)
+@pytest.mark.parametrize("seed", SEEDS, ids=["PCG64", "SHAKE-256"])
+def test_poisson_draws_are_independent_coins(seed):
+    drawn = draws(PoissonSampler(N, 10, seed=seed), STEPS)
     assert p_uniform_inclusion(drawn, N) > ACCEPT
     assert p_independent_pairs(drawn, N, Q) > ACCEPT
     assert p_independent_steps(drawn, N, Q) > ACCEPT
@@ -130,8 +132,9 @@ def test_poisson_checks_reject_wrong_samplers():
     assert p_independent_steps(shuffled, N, Q) < REJECT
 
 
-def test_truncated_draws_keep_a_uniform_subset():
-    sampler = PoissonSampler(N, 10, seed=4, max_batch_size=12)
+@pytest.mark.parametrize("seed", SEEDS, ids=["PCG64", "SHAKE-256"])
+def test_truncated_draws_keep_a_uniform_subset(seed):
+    sampler = PoissonSampler(N, 10, seed=seed, max_batch_size=12)
     drawn = draws(sampler, STEPS)
     counts = np.array([len(d) for d in drawn])
     pmf = stats.binom.pmf(np.arange(N + 1), N, Q)
@@ -145,9 +148,9 @@ def test_truncated_draws_keep_a_uniform_subset():
     assert p_uniform_inclusion(full, N) > ACCEPT
 
 
-@pytest.mark.parametrize("size", [2, 12, 40])
-def test_fixed_size_subsets_are_uniform(size):
-    drawn = draws(FixedSizeSampler(N, size, seed=5), STEPS)
+@pytest.mark.parametrize(("size", "seed"), [(2, 5), (12, 5), (40, 5), (12, SEEDS[1])], ids=str)
+def test_fixed_size_subsets_are_uniform(size, seed):
+    drawn = draws(FixedSizeSampler(N, size, seed=seed), STEPS)
     assert {len(np.unique(d)) for d in drawn} == {size}
     assert p_uniform_inclusion(drawn, N) > ACCEPT
     pairs = membership(drawn, N)
@@ -159,8 +162,9 @@ def test_fixed_size_subsets_are_uniform(size):
 
 
 @pytest.mark.parametrize(("size", "batch"), [(1, 1), (2, 1), (10, 3), (97, 8), (1000, 1000)])
-def test_shuffled_epochs_hold_each_record_once(size, batch):
-    sampler = ShuffledSampler(size, batch, seed=6)
+@pytest.mark.parametrize("seed", SEEDS, ids=["PCG64", "SHAKE-256"])
+def test_shuffled_epochs_hold_each_record_once(size, batch, seed):
+    sampler = ShuffledSampler(size, batch, seed=seed)
     for epoch in range(3):
         start = epoch * sampler.steps_per_epoch
         seen = np.concatenate(

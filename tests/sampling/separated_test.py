@@ -13,7 +13,7 @@ from scipy import stats
 from dpoptax import accounting, matrix
 from dpoptax._pricing import monte_carlo
 from dpoptax.sampling import MinSeparationSampler
-from tests.helpers import event_epsilon
+from tests.helpers import event_epsilon, planned_epsilon
 from tests.pricing.monte_carlo_test import paths
 
 DELTA = 1e-5
@@ -132,19 +132,13 @@ class TestPrice:
         assert sampler.participation_probability == pytest.approx(50 / 850)
         run = {"noise_multiplier": 1.0, "steps": 20, "delta": DELTA}
         for accountant in ("pld", "rdp"):
-            found = accounting.planned_guarantee(
-                sampler=sampler, **run, accountant=accountant
-            ).stated_epsilon
-            poisson = accounting.planned_guarantee(
-                sampling_probability=50 / 850, **run, accountant=accountant
-            ).stated_epsilon
+            found = planned_epsilon(sampler=sampler, **run, accountant=accountant)
+            poisson = planned_epsilon(sampling_probability=50 / 850, **run, accountant=accountant)
             # A thousandth of δ covers truncated batches.
             assert poisson <= found < 1.001 * poisson
-        drawn = accounting.planned_guarantee(
-            sampler=sampler, **run, accountant="monte_carlo"
-        ).stated_epsilon
+        drawn = planned_epsilon(sampler=sampler, **run, accountant="monte_carlo")
         # Separation is not cheaper than the same number of purely random participations either.
-        assert drawn <= accounting.planned_guarantee(sampler=sampler, **run).stated_epsilon
+        assert drawn <= planned_epsilon(sampler=sampler, **run)
 
     def test_full_batches_reveal_more_than_poisson_sampling(self):
         """A record in a full batch replaces another: the exact pair against Poisson sampling."""
@@ -157,7 +151,7 @@ class TestPrice:
         there = 0.01 * others @ kept
         adding, replaced = (away + there * stats.norm.pdf(y, adds) for adds in (1, 0))
         run = {"noise_multiplier": 1.0, "steps": 1, "delta": DELTA}
-        poisson = accounting.planned_guarantee(sampling_probability=0.01, **run).stated_epsilon
+        poisson = planned_epsilon(sampling_probability=0.01, **run)
         assert np.maximum(adding - math.exp(poisson) * replaced, 0).sum() * step > 2.5 * DELTA
         full = MinSeparationSampler(100, 1, seed=0, separation=1, max_batch_size=1)
         for accountant in ("pld", "rdp", "monte_carlo"):
@@ -177,12 +171,10 @@ class TestPrice:
         run = {"noise_multiplier": 1.0, "steps": 10, "delta": DELTA, "accountant": accountant}
         paid = 10 * sampler.full_probability
         assert 1e-7 < paid < 1e-6
-        found = accounting.planned_guarantee(sampler=sampler, **run).stated_epsilon
+        found = planned_epsilon(sampler=sampler, **run)
         never = dataclasses.replace(sampler, max_batch_size=1000)
-        assert accounting.planned_guarantee(sampler=never, **run).stated_epsilon < found
-        want = accounting.planned_guarantee(
-            sampler=never, **{**run, "delta": DELTA - paid}
-        ).stated_epsilon
+        assert planned_epsilon(sampler=never, **run) < found
+        want = planned_epsilon(sampler=never, **{**run, "delta": DELTA - paid})
         assert found == pytest.approx(want, rel=1e-12)
 
     @pytest.mark.parametrize("accountant", [pytest.param("pld", marks=pytest.mark.slow), "rdp"])
@@ -191,23 +183,16 @@ class TestPrice:
         sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
         never = dataclasses.replace(sampler, max_batch_size=1000)
         run = {"noise_multiplier": 0.3, "steps": 40, "delta": DELTA, "accountant": accountant}
-        found = accounting.planned_guarantee(sampler=sampler, **run).stated_epsilon
+        found = planned_epsilon(sampler=sampler, **run)
         assert found > 40
-        assert found == pytest.approx(
-            accounting.planned_guarantee(sampler=never, **run).stated_epsilon, rel=1e-9
-        )
+        assert found == pytest.approx(planned_epsilon(sampler=never, **run), rel=1e-9)
 
     def test_full_separation_costs_at_most_composed_gaussian(self):
         sampler = MinSeparationSampler(40, 10, seed=0, separation=4)
         run = {"noise_multiplier": 2.0, "steps": 10, "delta": DELTA, "sampler": sampler}
         gaussian = event_epsilon(dpa.GaussianDpEvent(2.0 / math.sqrt(3)), DELTA)
-        assert accounting.planned_guarantee(**run).stated_epsilon == pytest.approx(
-            gaussian, rel=1e-3
-        )
-        assert (
-            accounting.planned_guarantee(**run, accountant="monte_carlo").stated_epsilon
-            < 0.9 * gaussian
-        )
+        assert planned_epsilon(**run) == pytest.approx(gaussian, rel=1e-3)
+        assert planned_epsilon(**run, accountant="monte_carlo") < 0.9 * gaussian
 
     @pytest.mark.slow
     def test_correlated_noise_beats_cyclic_sampling_at_low_noise(self):
@@ -216,8 +201,6 @@ class TestPrice:
         separated = MinSeparationSampler(120, 10, seed=0, separation=3)
         turns = matrix.CyclicPoissonSampler(120, 10, seed=0, cycle_length=3)
         run = {"noise_multiplier": 0.8, "steps": 24, "delta": DELTA}
-        cyclic = accounting.planned_guarantee(sampler=strategy.under(turns), **run).stated_epsilon
-        found = accounting.planned_guarantee(
-            sampler=strategy.under(separated), **run, accountant="monte_carlo"
-        ).stated_epsilon
+        cyclic = planned_epsilon(sampler=strategy.under(turns), **run)
+        found = planned_epsilon(sampler=strategy.under(separated), **run, accountant="monte_carlo")
         assert found < 0.95 * cyclic

@@ -441,31 +441,17 @@ def test_noise_stage_refuses_sums_of_other_clips():
         noise(other).update(found.sum, noise(other).init(None))
 
 
-def _tied(params, example):
-    return loss_fn(params, example) + jnp.sum(params["table"] @ params["weights"])
+SECOND_USES = {
+    "tied": lambda p, x: loss_fn(p, x) + jnp.sum(p["table"] @ p["weights"]),
+    "indexed": lambda p, x: jnp.sum(p["table"][0]),
+    "penalized": lambda p, x: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)),
+    "by an array": lambda p, x: jnp.sum(jnp.tanh(p["table"])),
+    "by lax": lambda p, x: jnp.sum(jax.lax.exp(p["table"])),
+    "compiled": lambda p, x: jax.jit(lambda table: table.sum())(p["table"]),
+}
 
 
-def _indexed(params, example):
-    return jnp.sum(params["table"][0])
-
-
-def _penalized(params, example):
-    return sum(jnp.sum(p**2) for p in jax.tree.leaves(params))
-
-
-def _by_array(params, example):
-    return jnp.sum(jnp.tanh(params["table"]))
-
-
-def _by_lax(params, example):
-    return jnp.sum(jax.lax.exp(params["table"]))
-
-
-def _compiled(params, example):
-    return jax.jit(lambda table: table.sum())(params["table"])
-
-
-@pytest.mark.parametrize("loss", [_tied, _indexed, _penalized, _by_array, _by_lax, _compiled])
+@pytest.mark.parametrize("loss", SECOND_USES.values(), ids=SECOND_USES)
 def test_refuses_second_use_of_the_table(loss):
     grad_fn = tables.selected_grad(loss, CLIP, where=table_of)
     params = as_arrays(some_params())

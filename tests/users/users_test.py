@@ -14,7 +14,14 @@ import dpoptax
 from dpoptax import accounting
 from dpoptax.sampling import FixedSizeSampler, PoissonSampler, RandomAllocationSampler, Sample
 from dpoptax.users import UserTable, per_user_loss
-from tests.helpers import after_releases, global_norm, mlp_batch, mlp_loss, mlp_params
+from tests.helpers import (
+    after_releases,
+    global_norm,
+    mlp_batch,
+    mlp_loss,
+    mlp_params,
+    planned_epsilon,
+)
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -360,6 +367,6 @@ def test_epsilon_equals_that_of_sampling_users(kind):
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
     state = after_releases(tx, jnp.zeros(2), 2)
     spent = accounting.guarantee(state, sampler, accountant="rdp").epsilon(1e-4)
-    assert spent == accounting.planned_guarantee(
-        noise_multiplier=2.0, steps=2, sampler=kind(100, 10, seed=3), accountant="rdp"
-    ).epsilon(1e-4)
+    assert spent == planned_epsilon(
+        noise_multiplier=2.0, steps=2, sampler=kind(100, 10, seed=3), accountant="rdp", delta=1e-4
+    )

@@ -8,8 +8,7 @@ from typing import Any
 
 import tyro
 
-from dpoptax import accounting
-from dpoptax.training import named_configs, planning
+from dpoptax.training import named_configs
 from dpoptax.training.cli.options import (
     AuditOptions,
     NoOptions,
@@ -22,14 +21,14 @@ from dpoptax.training.cli.options import (
 from dpoptax.training.cli.search_options import CompareArguments, SweepArguments, with_data
 from dpoptax.training.config import Config, load_config
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import seed_of, train_and_evaluate
-from dpoptax.training.run import devices, records
-from dpoptax.training.run.announcer import Announcer, say
-from dpoptax.training.search import sweep
-from dpoptax.training.search.compare import compare, table
+
+# Each command imports its own modules, so that it starts quickly.
 
 
 def _train(arguments: list[str]) -> int:
+    from dpoptax.training.loop import seed_of, train_and_evaluate
+    from dpoptax.training.run import devices, records
+
     path, config = _config_of("train", arguments)
     config, given = parse(
         config,
@@ -82,6 +81,9 @@ def _configs(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
+    from dpoptax.training import planning
+    from dpoptax.training.run.announcer import Announcer, say
+
     paths, rest = _paths_first(arguments)
     if "--suggest" in rest:
         return _suggest(paths, [argument for argument in rest if argument != "--suggest"])
@@ -94,8 +96,8 @@ def _plan(arguments: list[str]) -> int:
                 f"Options need one run, but {' '.join(paths)} names {len(configs)} runs. Pass "
                 "FILE:NAME before the options."
             )
-        costs, refused = planning.table(configs, progress=True)
-        print(costs)
+        table, refused = planning.table(configs, progress=True)
+        print(table)
         if refused:
             raise ConfigError("\n".join(map(str, refused)))
         return 0
@@ -114,6 +116,8 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _price(options: list[str]) -> int:
+    from dpoptax.training import planning
+
     plan = tyro.cli(
         PriceArguments,
         args=options,
@@ -126,6 +130,9 @@ def _price(options: list[str]) -> int:
 
 
 def _suggest(paths: list[str], options: list[str]) -> int:
+    from dpoptax import accounting
+    from dpoptax.training import planning
+
     known: dict[str, Any] = {}
     if paths:
         task = _config_of("plan --suggest", paths)[1].task()
@@ -182,6 +189,8 @@ def _compare(arguments: list[str]) -> int:
         prog="dpoptax compare",
         description="Train several configs at one ε and compare them: a table and a figure.",
     )
+    from dpoptax.training.search.compare import compare, table  # help must not load the accounting
+
     configs = with_data(configs_by_name(given.configs), given)
     print(table(compare(configs, given.comparison)))
     print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
@@ -195,6 +204,8 @@ def _sweep(arguments: list[str]) -> int:
         prog="dpoptax sweep",
         description="Train many settings of configs. The ε of the best covers the choice.",
     )
+    from dpoptax.training.search import sweep  # help must not load the accounting
+
     configs, chosen = with_data(configs_by_name(given.configs), given), given.sweep
     if given.dry_run:
         print("\n".join(sweep.dry_run(configs, chosen)))

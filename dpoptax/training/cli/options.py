@@ -4,14 +4,16 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from dpoptax import PrivacyPlan, sampling
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
+
+if TYPE_CHECKING:
+    from dpoptax import PrivacyPlan
 
 Options = TypeVar("Options")
 
@@ -102,12 +104,14 @@ class PriceArguments:
     sampling: Literal["poisson", "fixed_size", "balls_in_bins"] = "poisson"
     """Sampling of batches: independent draws, a fixed size, or each example once per epoch."""
 
-    def plan(self) -> PrivacyPlan:
+    def plan(self) -> "PrivacyPlan":
         """Returns the plan.
 
         Raises:
             ValueError: A number is missing, given twice or out of range.
         """
+        from dpoptax import PrivacyPlan, sampling
+
         samplers: dict[str, Any] = {
             "poisson": sampling.PoissonSampler,
             "fixed_size": sampling.FixedSizeSampler,

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from dpoptax.training.config import Config
-from dpoptax.training.search.compare import Comparison
+from dpoptax.training.search.comparison import Comparison
 from dpoptax.training.search.price import Sweep
 
 

@@ -1,8 +1,6 @@
 """Compares configs at one ε, with equal tuning and equal seeds."""
 
-import dataclasses
 import json
-import math
 import os
 import statistics
 from pathlib import Path
@@ -15,6 +13,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.run import records
 from dpoptax.training.search import settings, trials
+from dpoptax.training.search.comparison import Comparison
 from dpoptax.training.search.results import (
     ComparisonResult,
     GridPoint,
@@ -31,48 +30,6 @@ from dpoptax.training.search.trials import (
 from dpoptax.training.task import Task
 
 Configs = dict[str, Config]
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Options of `dpoptax compare`.
-
-    For every config, each learning rate is first trained on every seed with a fifth of the training
-    split held out. The rate with the best mean accuracy on that fifth is selected. It is then
-    trained on the whole training split, once per seed. Only these runs use the test split. The
-    stated ε is that of one such run. It does not cover the repetitions or the selection.
-    """
-
-    workdir: Path
-    """Directory for results.json, table.md, comparison.png and the records of runs in runs/.
-    Finished runs with the same code, settings and program are not trained again, so the same
-    command resumes a comparison, and more configs train only missing runs. data.json, which only
-    its owner can read, detects other examples under the name of a data set."""
-    seeds: int = 5
-    """Number of repetitions, with the seeds 0, 1, 2, ... for every config. These seeds are known,
-    so publish none of the models."""
-    epsilon: float | None = None
-    """ε of every private config. None: the common ε of the configs."""
-    factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    """Grid of learning rates, as multiples of the config's own. With --set learning_rate=1, they
-    are the rates themselves."""
-    steps: int | None = None
-    """Number of steps of every config; None: the configs' own."""
-    set: tuple[str, ...] = ()
-    """NAME=VALUE for any other argument of every config, such as batch_size=512."""
-    trial_seeds: int | None = None
-    """Number of seeds to try each learning rate on. None: all."""
-    processes: int = 1
-    """Number of concurrent runs. Their times do not compare with those of single runs."""
-
-    def __post_init__(self) -> None:
-        records.check_count("seeds", self.seeds)
-        if self.trial_seeds is not None and not 1 <= self.trial_seeds <= self.seeds:
-            raise ConfigError(
-                f"`trial_seeds` must be between 1 and seeds={self.seeds}, got {self.trial_seeds}."
-            )
-        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
-            raise ConfigError(f"`factors` must be positive and finite, got {self.factors}.")
 
 
 def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) -> ComparisonResult:

@@ -1,0 +1,136 @@
+"""Tests batches under a law, and looks for another law that fits them."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpoptax.auditing._batch_laws import (
+    AllocationLaw,
+    BatchLaw,
+    EpochLaw,
+    FixedLaw,
+    IndependentLaw,
+)
+from dpoptax.auditing._batch_scan import NEW, PREVIOUS, Partition, scan_batches
+from dpoptax.auditing._batch_tests import findings_of
+from dpoptax.auditing._findings import Finding, rejected
+from dpoptax.sampling import Sampler
+
+Integers = NDArray[np.int64]
+
+PLACES, LENGTHS, REMAINDERS = "eighths of the rows", "eighths by length", "remainders modulo"
+# The shapes of batches whose shares of groups spread more than those of random ones, or less.
+_SHAPES = {
+    LENGTHS: ("batches of similar lengths", "equal shares of lengths in each batch"),
+    REMAINDERS: ("each batch from one shard of rows", "a share of each shard in each batch"),
+    PLACES: ("batches of neighboring rows", "a share of each block of rows in each batch"),
+}
+# A group counts as drawn with another rate if it is off by more than this.
+_FAR = 0.1
+
+
+def row_groups(size: int, lengths: ArrayLike | None) -> list[Partition]:
+    """Returns groups of rows by their place in the data, by lengths and by remainders."""
+    row = np.arange(size)
+    eighths = tuple("12345678")
+    found = [Partition(PLACES, row * 8 // size, eighths)]
+    if lengths is not None:
+        values = np.asarray(lengths)
+        if values.shape != (size,):
+            raise ValueError(f"`lengths` must have shape ({size},), got {values.shape}.")
+        rank = np.empty(size, np.int64)
+        rank[np.argsort(values, kind="stable")] = row
+        found.append(Partition(LENGTHS, rank * 8 // size, eighths))
+    # In this order the first halving separates even rows, and the second remainders modulo 4.
+    reversed_bits = np.array([0, 4, 2, 6, 1, 5, 3, 7])
+    for modulus in (8, 3, 5, 7):
+        order = np.argsort(reversed_bits) if modulus == 8 else np.arange(modulus)
+        labels = tuple(str(each) for each in np.argsort(order))
+        found.append(Partition(f"{REMAINDERS} {modulus}", order[row % modulus], labels))
+    return found
+
+
+def findings_under(
+    distinct: Sequence[Integers], law: BatchLaw, claimed: Sampler, partitions: Sequence[Partition]
+) -> tuple[list[str], list[Finding]]:
+    """Returns the impossible batches under a law, and the tests of the others."""
+    # By the claim and not by the sizes of batches, of which a score may only know the earlier ones.
+    window = max(1, round(claimed.dataset_size / claimed.batch_size) - 1)
+    scan = scan_batches(distinct, law, window, partitions)
+    return scan.impossible, findings_of(scan, partitions, _randomization(distinct))
+
+
+def _randomization(distinct: Sequence[Integers]) -> np.random.Generator:
+    """Returns the generator that randomizes scores, a function of the batches.
+
+    A fixed stream would make the scores of small counts about the same for all batches, so that
+    false alarms are rare only on average over streams. Streams of different batches are independent
+    if SHA-256 behaves like a random function.
+    """
+    digest = hashlib.sha256()
+    for rows in distinct:
+        digest.update(len(rows).to_bytes(8, "big") + rows.tobytes())
+    return np.random.default_rng(int.from_bytes(digest.digest(), "big"))
+
+
+def closer_law(
+    distinct: Sequence[Integers],
+    claimed: Sampler,
+    findings: Sequence[Finding],
+    partitions: Sequence[Partition],
+) -> str | None:
+    """Names a law that the tests do not refute, or the shape of the strongest finding."""
+    seen: set[bytes] = set()
+    again = 0
+    for each in distinct:
+        again += len(each) > 0 and each.tobytes() in seen
+        seen.add(each.tobytes())
+    if 4 * again > len(distinct):
+        return "the same batches again"
+    for name, law in _candidates(distinct, claimed):
+        impossible, tests = findings_under(distinct, law, claimed, partitions)
+        if not impossible and not rejected(tests):
+            return name
+    return _shape(findings)
+
+
+def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, BatchLaw]]:
+    """Yields names and laws, from special to general, each new and before its first step."""
+    sizes = np.array([len(each) for each in distinct])
+    number, first, mean = claimed.dataset_size, int(sizes[0]), float(sizes.mean())
+    if first:
+        yield "shuffled epochs", EpochLaw(number, first)
+        if number % first and len(distinct) > number // first:
+            yield "shuffled epochs with drop_last", EpochLaw(number, first, drop_last=True)
+    if np.all(sizes == first):
+        yield f"batches of {first} without replacement", FixedLaw(number, first)
+    if mean:
+        period = max(1, round(number / mean))
+        yield f"each record once in {period} steps, at random", AllocationLaw(number, period)
+        law = IndependentLaw((number,), (mean / number,))
+        yield f"Poisson samples of {mean:.4g} on average", law
+    rate, most = claimed.sampling_probability, int(sizes.max())
+    yield f"Poisson samples cut to {most}", IndependentLaw((number,), (rate,), most)
+
+
+def _shape(findings: Sequence[Finding]) -> str | None:
+    """Names the shape of batches that no candidate fits, by the strongest finding of a mix."""
+    names = {each.name: each for each in findings}
+    for name, each in names.items():
+        for kind, (spread, even) in _SHAPES.items():
+            if name.startswith(f"mix by {kind}") and not _uneven(names, name):
+                return spread if each.effect > 1 else even
+    rates = [each.effect for name, each in names.items() if name.startswith("rates by")]
+    if any(abs(effect - 1) > _FAR for effect in rates):
+        return "groups of rows with rates of their own"
+    if PREVIOUS in names and names[PREVIOUS].effect > 1:
+        return "consecutive batches that share records"
+    return "records with rates of their own" if NEW in names else None
+
+
+def _uneven(names: Mapping[str, Finding], mix: str) -> bool:
+    """Returns whether a wrong rate of the groups explains their mix."""
+    rate = names.get(mix.replace("mix", "rates"))
+    return rate is not None and rate.p_value <= names[mix].p_value
