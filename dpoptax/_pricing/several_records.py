@@ -107,7 +107,7 @@ def event_of_records(
       records: k.
       relation: the neighboring relation.
       literal: whether the event describes the draws, instead of bounding other ones. If not, or if
-        a part has no price of its own for several records, the price is that of group privacy.
+        a part cannot be priced for several records, the price is that of group privacy.
     """
     if records == 1:
         return event

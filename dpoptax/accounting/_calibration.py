@@ -244,7 +244,7 @@ class _Search:
         below, above = known.get(self.rising), known.get(not self.rising)
         low = below[0] + self._unit(below[0]) if below else self.lowest
         high = above[0] - self._unit(above[0]) if above else self.highest
-        # Aims at half the tolerance below the target: a price just above it is no solution.
+        # Aims at half the tolerance below the target: a price just above it does not count.
         if ratio is not None:
             guess = x * math.exp(max(-2.0, min(2.0, (-ratio - tolerance / 2) / slope)))
         elif below and above:

@@ -327,7 +327,7 @@ class Guarantee:
         statement.txt.
 
         Args:
-          owners: the largest number of examples of one person; for users, what a user is.
+          owners: the largest number of examples of one person; for users, the meaning of a user.
           public_data: the data that counted as public.
           settings: how the settings of the training were chosen.
           publications: all other results from the same data that somebody has seen.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpoptax._pricing.checks import number
+from dpoptax.auditing._exact_scores import spread_p_value
 from dpoptax.auditing._findings import FALSE_ALARM, Finding, rejected
 
 Array = NDArray[np.float64]
@@ -155,11 +156,9 @@ def _leaves(leaves: list[Array]) -> Finding:
 
 
 def _size(z: Array, stddev: float) -> Finding:
-    total = float(np.sum((z / stddev) ** 2))
-    sides = stats.chi2.cdf(total, len(z)), stats.chi2.sf(total, len(z))
-    ratio = float(np.sqrt(total / len(z)))
-    p_value = min(1.0, 2 * float(min(sides)))
-    return Finding("standard deviation", p_value, ratio, f"{ratio:.4g} of the claimed one")
+    ratio = float(np.sqrt(np.mean((z / stddev) ** 2)))
+    seen = f"{ratio:.4g} of the claimed one"
+    return Finding("standard deviation", spread_p_value(z / stddev), ratio, seen)
 
 
 def _normal(z: Array, stddev: float) -> Finding:

@@ -7,6 +7,7 @@ shares one over hosts compares a `RunIdentity`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
+    from dpoptax._random.keys import generator_of as generator_of
     from dpoptax._random.keys import key_of_words as key_of_words
     from dpoptax._random.keys import words_of as words_of
     from dpoptax._support.digests import array_digest as array_digest
@@ -65,6 +66,6 @@ else:
                 "shared_bytes",
             ),
             ".._support.rounded": ("delta_text", "epsilon_text"),
-            ".._random.keys": ("key_of_words", "words_of"),
+            ".._random.keys": ("generator_of", "key_of_words", "words_of"),
         },
     )

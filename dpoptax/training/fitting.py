@@ -15,6 +15,7 @@ from dpoptax.accounting import Guarantee
 from dpoptax.runs import (
     OtherRunError,
     RunIdentity,
+    generator_of,
     key_of_words,
     seeded,
     settings,
@@ -410,10 +411,8 @@ def _new_or_continued(
     """
     if begun is None:
         return shared_key(generator or "threefry") if key is None else key
-    kept_words = begun["key"]
-    kept = key_of_words(np.array(kept_words, np.uint32))
-    words = {"threefry": 2, "chacha20": 8}.get(generator or "", len(kept_words))
-    if key is None and len(kept_words) != words:
+    kept = key_of_words(np.array(begun["key"], np.uint32))
+    if key is None and generator not in (None, generator_of(kept)):
         raise OtherRunError(
             f"`generator` must be that of the run in {workdir}, got {generator!r}. Its noise comes "
             "from another one. Pass the original generator, or use another folder for a new run."

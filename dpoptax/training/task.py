@@ -1,4 +1,4 @@
-"""Describes runs: what a config returns, and what `fit` takes."""
+"""Describes a run: the result of a config, and the arguments of `fit`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PlainPlan:
-    """Batches and steps of a baseline without a guarantee, in place of a `PrivacyPlan`.
+    """Batches and steps of a baseline without a guarantee, instead of a `PrivacyPlan`.
 
     Privacy: none. Models that were trained on private data under it must not be published.
 

@@ -299,6 +299,15 @@ class TestStates:
         assert all(np.diff(spent) > 0)
         assert spent[-1] == run.plan.epsilon
 
+    def test_loop_that_ends_early_has_a_guarantee(self):
+        run = plan_of().new_run()
+        loop = Loop(run)
+        for batch in run.batches(X):
+            if batch.step == 3:
+                break
+            loop.update(batch.examples, batch.mask)
+        assert run.guarantee(loop.state).releases[0].number == 3
+
     def test_state_of_another_run_is_refused(self):
         plan = plan_of()
         run, other = plan.new_run(), plan.new_run()

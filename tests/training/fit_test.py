@@ -302,10 +302,12 @@ def test_fits_with_user_level_privacy():
     with pytest.raises(ValueError, match="`users` must be the table .* got None .* draws users"):
         quiet(plan=plan)
     with pytest.raises(
-        ValueError, match="`users` must be the table .* got a table .* draws examples"
+        ValueError, match="`users` must be the table .* got UserTable.* draws examples"
     ):
         quiet(users=table)
-    with pytest.raises(ValueError, match="must have 60 rows, .* of `users`, got .59"):
+    with pytest.raises(
+        ValueError, match="must have 60 rows, one for each record of `users`, got 59"
+    ):
         quiet((X[1:], Y[1:]), plan=plan, users=table)
 
 

@@ -537,7 +537,9 @@ def compare_file(folder, first="", processes="2"):
 
 
 @pytest.mark.slow
-def test_workers_read_config_file_and_give_same_result(tmp_path):
+def test_workers_read_config_file_and_give_same_result(tmp_path, monkeypatch):
+    few = "jax_disable_most_optimizations"  # which tests set in this process
+    monkeypatch.setenv(few.upper(), str(jax.config.read(few)))
     assert compare_file(tmp_path) == 0
     (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert method["name"] == "mine"
