@@ -9,19 +9,44 @@ import dataclasses
 import math
 
 import numpy as np
+from jax import lax
 
+from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.plan import (
     Plan,
     PlannedUse,
     Product,
     choose_product_method,
 )
-from dpoptax._losses.derived_views import find_view
+from dpoptax._losses.derived_views import find_tiles, find_view
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.views import AxisRuns, View
 
 # A view's offset in its parameter, and its axes as groups, rows and columns.
 _LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
+
+
+@dataclasses.dataclass(frozen=True)
+class FactorSlice:
+    """Selects the slice of a factor that belongs to one of concatenated parameters.
+
+    The last axis of the factor is reshaped to `shape`, and sliced along `axis`.
+    """
+
+    acts_on_rows: bool
+    shape: tuple[int, ...]
+    axis: int
+    start: int
+    size: int
+
+    def __call__(self, segment: Segment) -> Segment:
+        factor = segment.rows if self.acts_on_rows else segment.columns
+        lead = factor.shape[:-1]
+        part = lax.slice_in_dim(
+            factor.reshape(*lead, *self.shape), self.start, self.start + self.size,
+            axis=len(lead) + self.axis,
+        ).reshape(*lead, -1)  # fmt: skip
+        return segment._replace(**{"rows" if self.acts_on_rows else "columns": part})
 
 
 def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool = False) -> Plan:
@@ -34,10 +59,10 @@ def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
-        if (planned := read_use(use)) is not None:
-            members = [planned]
-        else:
-            members = [] if has_tangent else _pull_back_use(program, use, points)
+        planned = read_use(use)
+        members = _read_concatenated(use) if planned is None else [planned]
+        if not members and not has_tangent:
+            members = _pull_back_use(program, use, points)
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         for member in members:
@@ -111,6 +136,31 @@ def read_use(use: Use) -> PlannedUse | None:
     layout, view = use.rule.layout, find_view(use.value)
     view = None if view is None else view.reshape(layout.split)
     return None if view is None else PlannedUse(use, view.leaf, layout, view)
+
+
+def _read_concatenated(use: Use) -> list[PlannedUse]:
+    """Returns the parameters that were concatenated to the used value, with their layouts.
+
+    The list is empty if the value is not a concatenation of parameters, or if its axis is not one
+    of the rows or columns.
+    """
+    layout, tiles = use.rule.layout, find_tiles(use.value)
+    if tiles is None or use.rule.is_lookup:
+        return []
+    axis, parts = tiles
+    first, length = parts[0].shape, sum(part.shape[axis] for part in parts)
+    side = layout.rows if axis in layout.rows else layout.columns
+    if layout.split != (*first[:axis], length, *first[axis + 1 :]) or axis not in side:
+        return []
+    members, start = [], 0
+    shape = tuple(layout.split[i] for i in side)
+    for part in parts:
+        size = part.shape[axis]
+        cut = FactorSlice(side is layout.rows, shape, side.index(axis), start, size)
+        own = dataclasses.replace(layout, split=part.shape)
+        members.append(PlannedUse(use, part.leaf, own, part, cut))
+        start += size
+    return members
 
 
 def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:

@@ -5,10 +5,12 @@ Gradients of a parameter are either represented by factors (`Product`) or formed
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 
 from dpoptax._ghost_clipping.cost_model import choose_method
+from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._losses.program import Use
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._losses.views import View
@@ -39,8 +41,10 @@ class PlannedUse:
     Attributes:
       use: the use.
       leaf: the parameter.
-      layout: the layout of the use, or of the part that belongs to the parameter.
+      layout: the layout of the use, or of the part that belongs to one of several concatenated
+        parameters.
       view: the entries of the parameter, cut by `layout`.
+      cut: selects the part of the factors; `None` for all.
       swapped: whether the rows of the use are the columns of the product.
       pull_back_counts: the numbers of factors after pulling back, if the used value is computed
         from the parameter; otherwise `None`.
@@ -50,6 +54,7 @@ class PlannedUse:
     leaf: int
     layout: FactorLayout
     view: View
+    cut: Callable[[Segment], Segment] | None = None
     swapped: bool = False
     pull_back_counts: PullBackCounts | None = None
 

@@ -79,6 +79,24 @@ def _view_of_move(move: Result, view: View) -> View | None:
     return view_of_result(view, name, params, constants)
 
 
+def find_tiles(value: DerivedValue) -> tuple[int, tuple[View, ...]] | None:
+    """Returns an axis, counted with those of scans, and the views concatenated along it.
+
+    The result is `None` if the value is not a concatenation of parameters.
+    """
+    while isinstance(value.origin, ScanSlices):
+        value = value.origin.whole
+    origin = value.origin
+    if not isinstance(origin, Result) or origin.step.eqn.primitive.name != "concatenate":
+        return None
+    operands = origin.operands
+    views = [view for v in operands if (view := find_view(v)) is not None]
+    alike = len({v.scans for v in operands}) == 1
+    if len(views) < len(operands) or not alike:
+        return None
+    return origin.step.eqn.params["dimension"] + len(operands[0].scans), tuple(views)
+
+
 def find_nonlinear(value: DerivedValue) -> str:
     """Names an operation behind a value whose derivative is not linear in the cotangent.
 

@@ -144,6 +144,7 @@ def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> Segmen
 def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> Segment:
     """Returns the factors of one use, in the layout of its product."""
     segment = Segment(*jax.vmap(member.use.rule.factors)(operand, cotangent))
+    segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment
 
 

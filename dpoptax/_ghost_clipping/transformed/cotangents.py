@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dpoptax._ghost_clipping.norms.factor_products import Segment, contract
 from dpoptax._losses.rules import FactorLayout
@@ -94,16 +93,6 @@ class FixedTerm:
         if any(n not in (1, m) for n, m in zip(basis.shape, self.weight_shape, strict=True)):
             raise NotFactoredError
         return FixedTerm(None, jnp.sum(self.weights * basis, rest, keepdims=True))
-
-    def sliced(self, axis: int, start: int, size: int) -> "FixedTerm":
-        """Returns the term of a value that was concatenated with others along an axis."""
-
-        def cut(x: jax.Array) -> jax.Array:
-            return x if x.shape[axis] == 1 else lax.slice_in_dim(x, start, start + size, axis=axis)
-
-        return FixedTerm(
-            None if self.basis is None else cut(self.basis), jax.vmap(cut)(self.weights)
-        )
 
     def permuted(self, source: Sequence[int | None]) -> "FixedTerm":
         basis = None if self.basis is None else permute_axes(self.basis, source)
@@ -189,23 +178,6 @@ class OuterSum:
         return dataclasses.replace(
             self, layout=FactorLayout(shape, *sides), shape=shape, scale=scale, known={}
         )
-
-    def sliced(self, axis: int, start: int, size: int) -> "OuterSum":
-        """Returns the gradient of a value that was concatenated with others along an axis."""
-        layout, scale = self.layout, self.scale
-        if layout.split != self.shape or axis in layout.groups:
-            raise NotFactoredError
-        side = layout.rows if axis in layout.rows else layout.columns
-        name = "rows" if side is layout.rows else "columns"
-        factor: jax.Array = getattr(self.segment, name)
-        whole = factor.reshape(*factor.shape[:-1], *(self.shape[i] for i in side))
-        place = factor.ndim - 1 + side.index(axis)
-        part = lax.slice_in_dim(whole, start, start + size, axis=place)
-        segment = self.segment._replace(**{name: part.reshape(*factor.shape[:-1], -1)})
-        if scale is not None and scale.shape[axis] != 1:
-            scale = lax.slice_in_dim(scale, start, start + size, axis=axis)
-        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
-        return OuterSum(segment, dataclasses.replace(layout, split=shape), shape, scale)
 
     def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterSum":
         """Returns the gradient of the left (0) or right (1) operand of a matrix product."""

@@ -58,12 +58,6 @@ class CotangentSum:
         found = [x.total(axes) for x in self.outers]
         return CotangentSum(shape, [], found + [t.total(axes, self.shape) for t in self.terms])
 
-    def sliced(self, axis: int, start: int, size: int) -> "CotangentSum":
-        """Returns the gradients of a value that was concatenated with others along an axis."""
-        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
-        outers = [x.sliced(axis, start, size) for x in self.outers]
-        return CotangentSum(shape, outers, [t.sliced(axis, start, size) for t in self.terms])
-
     def permuted(self, source: Sequence[int | None]) -> "CotangentSum":
         """Returns the gradients of a value whose axis i is axis source[i] of this one.
 
@@ -188,8 +182,6 @@ class _PullBack:
             self.entrywise(eqn, operands, g)
         elif name in ("broadcast_in_dim", "reduce_sum", "reshape", "squeeze", "transpose"):
             self.move(eqn, operands[0], g)
-        elif name == "concatenate":
-            self.separate(eqn.params["dimension"], operands, g)
         elif name == "dot_general" and g.outers:
             self.multiply(eqn, operands, g)
         else:
@@ -242,15 +234,6 @@ class _PullBack:
             if g.outers and list(shape) == list(g.shape):
                 source = list(range(rank))
         self.accumulate(operand, g.permuted(source))
-
-    def separate(self, axis: int, operands: Operands, g: CotangentSum) -> None:
-        """Gives each of several concatenated values its part of the gradient."""
-        start = 0
-        for operand in operands:
-            size = operand.aval.shape[axis]
-            if self.leaf in operand.leaves:
-                self.accumulate(operand, g.sliced(axis, start, size))
-            start += size
 
     def multiply(self, eqn: JaxprEqn, operands: Operands, g: CotangentSum) -> None:
         """Pulls back through a matrix product: multiplies one factor by the other matrix."""
