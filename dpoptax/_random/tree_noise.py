@@ -13,6 +13,7 @@ from dpoptax._random.keys import check_threefry_key, split
 from dpoptax._random.row_matrix import HalvesFn, RowMatrix, fits
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import (
+    groups_to_stack,
     is_for_one_device,
     materialize,
     once,
@@ -87,7 +88,7 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
     """
     leaves, treedef = jax.tree.flatten(tree)
     in_rows = np.array([len(leaves) > 1 and _fits_rows(key, x, noise) for x in leaves], bool)
-    for draw, chosen in ((_draw_rows, in_rows), (_draw_each, ~in_rows)):
+    for draw, chosen in ((_draw_rows, in_rows), (_draw_stacks, ~in_rows)):
         numbers = np.flatnonzero(chosen)
         if numbers.size:
             drawn = draw([leaves[i] for i in numbers], key, numbers, noise, noisy)
@@ -119,17 +120,35 @@ def _draw_rows(
     return list(map(noisy, leaves, rows.unpacked(matrix)))
 
 
-def _draw_each(
+def _draw_stacks(
     leaves: list[jax.Array],
     key: jax.Array,
     numbers: np.ndarray,
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
-    """Returns noisy leaves, each with its own draw."""
+    """Returns noisy leaves. Noise for leaves of the same shape is drawn in a loop.
+
+    Otherwise, a program for several devices would compile the draw of each leaf.
+    """
+    groups = groups_to_stack(leaves)
+    single = [indices[0] for indices in groups if len(indices) == 1]
 
     def draw() -> list[jax.Array]:
-        (keys,) = unstack(split(key, numbers))
-        return [noisy(leaf, noise.of(own, leaf)) for leaf, own in zip(leaves, keys, strict=True)]
+        keys = unstack(split(key, numbers[single]))[0] if single else []
+        own = dict(zip(single, keys, strict=True))
 
-    return once(draw, key)
+        def stack(indices: list[int]) -> jax.Array:
+            leaf = leaves[indices[0]]
+            if len(indices) == 1:
+                return noisy(leaf, noise.of(own[indices[0]], leaf))[None]
+            drawn = jax.lax.map(lambda key: noise.of(key, leaf), split(key, numbers[indices]))
+            return noisy(jnp.stack([leaves[i] for i in indices]), drawn)
+
+        return list(map(stack, groups))
+
+    results = list(leaves)
+    for indices, parts in zip(groups, unstack(*once(draw, key)), strict=True):
+        for i, part in zip(indices, parts, strict=True):
+            results[i] = part
+    return results

@@ -1,4 +1,4 @@
-"""Works around XLA: materializes arrays, hides numbers, checks settings.
+"""Works around XLA: materializes arrays, hides numbers, stacks small arrays, checks settings.
 
 docs/developers/jax-internals.md lists the workarounds with their tests.
 """
@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from jax.typing import DTypeLike
 
 from dpoptax._support.tree import Tree
 
+# Leaves with at most this many entries are stacked with others of the same shape. Measured by hand
+# on one x86 CPU.
+_STACKED_ENTRIES = 2**16
 # Compute capability of the first GPUs with TF32, those of the Ampere generation.
 _TF32_CAPABILITY = 8.0
 # With these settings, XLA or a library that it calls may reorder sums, ignore NaN, or round the
@@ -72,6 +75,19 @@ def places(
             along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
             numbers += np.uint32(stride if size > 1 else 0) * along
     return numbers
+
+
+def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
+    """Groups the indices of small leaves of the same shape and dtype, for stacking.
+
+    Separate code for each leaf takes long to compile. Large and sharded leaves are not grouped,
+    because stacking copies them.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        stacked = leaf.size <= _STACKED_ENTRIES and out_sharding(leaf) is None
+        groups.setdefault((leaf.shape, leaf.dtype) if stacked else i, []).append(i)
+    return list(groups.values())
 
 
 def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
