@@ -79,7 +79,7 @@ def mislabeled(noise, claimed):
 
     def relabel(state, noise_multiplier):
         mechanism = dataclasses.replace(state.mechanism, noise_multiplier=noise_multiplier)
-        imprint = ledger.begin(mechanism, state.key, None)["imprint"]
+        imprint = ledger.begin(mechanism, state.key, None).imprint
         return signed(dataclasses.replace(state, mechanism=mechanism, imprint=imprint))
 
     true = noise.init(None).mechanism.noise_multiplier

@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 from dpoptax import accounting
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
-from dpoptax._ghost_clipping import cost_model, plan
+from dpoptax._ghost_clipping import plan
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, trace_batch
 from dpoptax._pricing import accountants, events, renyi_accountant
@@ -64,7 +64,7 @@ def force_norm_method(monkeypatch, way):
     """
     monkeypatch.setattr(plan, "has_one_position", lambda members, points: False)
     choose = way if callable(way) else lambda: way
-    monkeypatch.setattr(cost_model, "choose_method", lambda *args, **kwargs: choose())
+    monkeypatch.setattr(plan, "choose_method", lambda *args, **kwargs: choose())
 
 
 def profile(event, relation, interval=1e-3, **options):

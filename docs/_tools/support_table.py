@@ -15,7 +15,6 @@ import optax.contrib
 
 import dpoptax
 from dpoptax import matrix, sampling
-from dpoptax._clips.encoding import selects
 
 PAGE = Path(__file__).parents[1] / "privacy" / "support.md"
 BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
@@ -113,7 +112,7 @@ def state_of(clip, transform):
     """Returns the state of the chain after a few releases."""
     params = {"w": jnp.ones(3)}
     state = transform.init(params)
-    if selects(clip):
+    if clip.selects:
         return _state_of_rows(clip, transform)
     grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p["w"] * x), clip)
     for _ in range(_STEPS):

@@ -1,6 +1,5 @@
 """Computes the sum of clipped per-example gradients of a loss."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -14,11 +13,12 @@ from dpoptax._clipped_grad.microbatches import BatchSum
 from dpoptax._clipped_sum.clip_per_example import batch_length, check_mask
 from dpoptax._clipped_sum.clipped_sum import ClippedSum, Terms, sealed
 from dpoptax._clips.clip import Clip, as_clip
-from dpoptax._clips.encoding import encodes
 from dpoptax._losses.check_loss import check_parameters
-from dpoptax._points.points import GradientPoints, ensure_points, is_unweighted
+from dpoptax._points.points import GradientPoints, ensure_points
 from dpoptax._random.keys import check_key
 from dpoptax._rounding.integer_sums import check_capacity
+from dpoptax._support.digests import digest_of
+from dpoptax._support.hosts import check_same_on_hosts
 from dpoptax._support.marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import out_sharding
@@ -158,9 +158,7 @@ def clipped_grad(
     sums = BatchSum(loss_fn, has_aux, engine, microbatch_size, mesh)
     on_mesh = mesh is not None or param_specs is not None
     batch_sum = _over_devices(sums, clip, mesh, axis_name, param_specs) if on_mesh else sums
-    total = jax.jit(
-        functools.partial(sealed_sum, batch_sum), static_argnames=("terms", "unweighted")
-    )
+    total = jax.jit(functools.partial(sealed_sum, batch_sum), static_argnames="terms")
 
     def grad_fn(
         params: PyTree | GradientPoints,
@@ -181,8 +179,7 @@ def clipped_grad(
         if grid is not None:
             check_capacity(clip, grid, is_example.shape[0])
         terms = Terms(clip, grid, is_example.shape[0], mask is None, points.code)
-        how = {"terms": terms, "unweighted": is_unweighted(points)}
-        clipped, aux = total(points, (batch, ids), is_example, key, **how)
+        clipped, aux = total(points, (batch, ids), is_example, key, terms=terms)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
@@ -196,15 +193,8 @@ def sealed_sum(
     key: jax.Array | None,
     *,
     terms: Terms,
-    unweighted: bool,
 ) -> tuple[ClippedSum, PyTree]:
-    """Returns the sealed sum of a batch, and the auxiliary outputs.
-
-    `unweighted` is static and says whether the only weight is 1.0, because `jit` turns this number
-    into an array. A constant weight of 1 costs no multiplication.
-    """
-    if unweighted:
-        points = dataclasses.replace(points, weights=(1.0,))
+    """Returns the sealed sum of a batch, and the auxiliary outputs."""
     records, mask = mark((records, mask), EXAMPLES)
     total, aux = batch_sum(points, records, mask, key)
     return sealed(total, terms, points.reference), mark(aux, UNCLIPPED)
@@ -298,7 +288,7 @@ def _over_devices(
         total = sum_in_backward(sums, layout, clip.sensitivity)
     else:
         total = sharding.sum_over_devices(
-            sums, layout, scatter=not encodes(clip), bound=clip.sensitivity
+            sums, layout, scatter=not clip.encodes, bound=clip.sensitivity
         )
     return _compared_on_hosts(total, clip) if jax.process_count() > 1 else total
 
@@ -307,8 +297,6 @@ def _compared_on_hosts(
     total: Callable[..., tuple[PyTree, PyTree]], clip: Clip
 ) -> Callable[..., tuple[PyTree, PyTree]]:
     """Returns a sum that hosts compare when they trace it, because each compiles its own."""
-    from dpoptax._support.digests import digest_of
-    from dpoptax._support.hosts import check_same_on_hosts
 
     def compared(*args: PyTree) -> tuple[PyTree, PyTree]:
         program = digest_of(jax.make_jaxpr(total)(*args))

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._clipped_sum.clip_per_example import batch_length, check_mask, clip_each
-from dpoptax._clips.encoding import UnitClip
+from dpoptax._clips.clip import UnitClip
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
 

@@ -7,8 +7,8 @@ rounding. Only the chosen engine is imported.
 |:--|:--|:--|
 | "vmap" | `per_example_sum` | ∂ℓ/∂w, (R, D) |
 | "auto" | `_ghost_clipping.sums.ghost_clipped_sum` | x, (R,), and ∂ℓ/∂y, (D,) |
-| "recompute" | `_ghost_clipping.two_turns.recomputed_sum` | a norm and a limit |
-| "streaming" | `_ghost_clipping.streaming.streamed_sum` | nothing |
+| "recompute" | `_ghost_clipping.backward.recomputed_sum` | a norm and a limit |
+| "streaming" | `_ghost_clipping.backward.streamed_sum` | nothing |
 
 With a grid, or a clip that encodes gradients, "auto" is "vmap".
 """
@@ -25,11 +25,12 @@ from jax.typing import DTypeLike
 
 from dpoptax._clipped_grad.engine import Engine
 from dpoptax._clipped_grad.microbatches import check_microbatch_size
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clips.clip import Clip
 from dpoptax._clips.clipping_functions import PerLayerClip
-from dpoptax._clips.encoding import EncodingClip
-from dpoptax._clips.encoding import join as join_encoding
+from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, TracedLoss
+from dpoptax._losses.zero_gradients import warn_of_unused
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of, rounds_products
@@ -59,8 +60,7 @@ class Options:
     @property
     def needs_gradients(self) -> bool:
         """Returns whether the options require per-example gradients."""
-        clip = self.clip
-        by_gradients = isinstance(clip, EncodingClip) and clip.encodes and not clip.by_norms
+        by_gradients = self.clip.encodes and not self.clip.by_norms
         return self.method == "vmap" or self.grid is not None or by_gradients
 
     @property
@@ -133,8 +133,6 @@ def _check_in_backward(options: Options) -> None:
 
 
 def _per_example_gradients(options: Options) -> Engine:
-    from dpoptax._clipped_grad.per_example_sum import per_example_sum
-
     sums = functools.partial(per_example_sum, clip=options.clip, grid=options.grid)
     return Engine(sums, lambda params, total: total)
 
@@ -150,13 +148,13 @@ def _in_backward(options: Options) -> Engine:
     """Returns an engine that sums each use of a parameter during the backward pass."""
     sums: Callable[..., tuple[PyTree, PyTree]]
     if options.method == "streaming":
-        from dpoptax._ghost_clipping.streaming.streamed_sum import streamed_sum as sums
+        from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums
     else:
-        from dpoptax._ghost_clipping.two_turns.recomputed_sum import recomputed_sum as sums
+        from dpoptax._ghost_clipping.backward.recomputed_sum import recomputed_sum as sums
 
     def join(params: PyTree, total: tuple[PyTree, jax.Array | None]) -> PyTree:
         del params
-        return join_encoding(options.clip, *total)
+        return options.clip.join(*total)
 
     return Engine(_after_reading(sums, options), join, in_backward=True)
 
@@ -165,15 +163,12 @@ def _after_reading(
     sums: Callable[..., tuple[PyTree, PyTree]], options: Options
 ) -> Callable[..., tuple[PyTree, PyTree]]:
     """Returns an engine's `sum` that reads the program of the loss and passes it to `sums`."""
-    from dpoptax._losses.read_program import read_program
 
     def total(
         loss: TracedLoss, points: GradientPoints, examples: Examples, **over: "BatchDevices"
     ) -> tuple[PyTree, PyTree]:
         program, dtype = read_program(loss), options.factor_dtype
         if program.unused:
-            from dpoptax._losses.zero_gradients import warn_of_unused
-
             warn_of_unused(program, points.points[0])
         return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 

@@ -17,7 +17,6 @@ from dpoptax._clipped_grad.sharding import (
     Layout,
     device_adder,
     names_of,
-    take_fixed_weights,
 )
 from dpoptax._ghost_clipping.backward.batch_devices import (
     BatchDevices,
@@ -70,14 +69,10 @@ def _on_automatic_axes(
     automatic = layout.automatic(params)
     specs = (automatic.param_specs, P()), P(layout.axes)
 
-    def run(points: GradientPoints, *rest: PyTree) -> tuple[UseTotal, PyTree]:
-        points, with_weights = take_fixed_weights(points)
-        sums = jax.sharding.auto_axes(
-            lambda points, *rest: sum_parts(automatic, with_weights(points), *rest),
-            out_sharding=jax.tree.map(functools.partial(NamedSharding, layout.mesh), specs),
-        )
-        return sums(points, *rest)
-
+    run: Callable[..., tuple[UseTotal, PyTree]] = jax.sharding.auto_axes(
+        functools.partial(sum_parts, automatic),
+        out_sharding=jax.tree.map(functools.partial(NamedSharding, layout.mesh), specs),
+    )
     return run
 
 

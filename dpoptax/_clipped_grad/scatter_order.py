@@ -7,8 +7,7 @@ that example only (docs/developers/bound.md#scatters-on-gpus). So each entry of 
 a function of the updates of this entry, in their order in the array or in no order:
 
 - Sums are computed in integers, which are exact in any order.
-- Of several values that are set, the last one in the array stays, as on CPU.
-- Products and other functions take one index after the other.
+- Values that are set, products and other functions take one index after the other, as on CPU.
 
 - Operations of `jax.experimental.sparse` hide scatters, so they raise an error on a GPU. In a
   program that is compiled for a GPU elsewhere, their results are NaN, and examples add zero.
@@ -69,9 +68,7 @@ def _find_replacement(eqn: JaxprEqn, constants: Constants) -> Callable[..., Any]
     bounded = ANY_ORDER in str(eqn.source_info.name_stack)
     if exact or bounded or updates_per_entry(eqn) <= 1 or _are_distinct(eqn, constants):
         return None
-    if eqn.primitive in _SUMS:
-        return _add
-    return _set if _sets_values(eqn) else _apply_in_turn
+    return _add if eqn.primitive in _SUMS else _apply_in_turn
 
 
 def updates_per_entry(eqn: JaxprEqn) -> int:
@@ -159,6 +156,7 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     largest = _scatter(lax.scatter_max, eqn, zeros, indices, own)
     shared = _gather(eqn, largest, indices)
     infinite = [updates == jnp.inf, updates == -jnp.inf]
+    # Scaled by the entry's exponent, so that the largest update has `bits` bits before the point.
     rest = _ldexp(jnp.where(jnp.isfinite(updates), updates, 0.0), bits + kind.maxexp - 2 - shared)
     total, sums = jnp.zeros_like(operand, wide), []
     for i in range(max(2, math.ceil(needed / bits))):
@@ -170,6 +168,7 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
             of_sign = infinite[i] | jnp.isnan(updates)
             steps = jnp.where(shared == beyond, of_sign.astype(integer), steps)
         sums.append(_scatter(lax.scatter_add, eqn, zeros, indices, steps))
+    # From the finest sum to the coarsest: each is added below the last bits of the next.
     for steps in reversed(sums):
         total = steps.astype(wide) + total * 2.0**-bits
     above, below = (steps > 0 for steps in sums[:2])
@@ -196,39 +195,6 @@ def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     shifted = lax.bitcast_convert_type(bits + (n << kind.nmant), x.dtype)
     beyond = jnp.where(after >= most, jnp.where(x < 0, -jnp.inf, jnp.inf), 0.0)
     return jnp.where((after > 0) & (after < most), shifted, beyond.astype(x.dtype))
-
-
-def _set(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
-    """Sets entries of `operand` to their last updates."""
-    numbers = eqn.params["dimension_numbers"]
-    axes = [i for i in range(updates.ndim) if i not in numbers.update_window_dims]
-    order, zeros = jnp.zeros(updates.shape, jnp.int32), jnp.zeros(operand.shape, jnp.int32)
-    # The place of each update among all, the same for the entries of one window.
-    for axis in axes:
-        order = order * updates.shape[axis] + lax.broadcasted_iota(jnp.int32, updates.shape, axis)
-    # From 1, since 0 means that no update sets the entry.
-    last = _scatter(lax.scatter_max, eqn, zeros, indices, order + 1)
-    stays = _gather(eqn, last, indices) == order + 1
-    integer = jnp.dtype(f"int{8 * updates.dtype.itemsize}")
-    wider = jnp.promote_types(integer, jnp.int32)
-    is_bool = updates.dtype == bool
-    bits = updates if is_bool else lax.bitcast_convert_type(updates, integer)
-    # The bits of the last update are added to zero.
-    bits, zeros = jnp.where(stays, bits.astype(wider), 0), jnp.zeros(operand.shape, wider)
-    found = _scatter(lax.scatter_add, eqn, zeros, indices, bits)
-    found = found > 0 if is_bool else lax.bitcast_convert_type(found.astype(integer), operand.dtype)
-    return jnp.where(last > 0, found, operand)
-
-
-def _sets_values(eqn: JaxprEqn) -> bool:
-    """Returns whether a scatter sets entries to numbers of at most 64 bits."""
-    dtype, update = type_of(eqn.invars[0]).dtype, eqn.params["update_jaxpr"]
-    known = any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
-    return (
-        eqn.primitive is lax.scatter_p
-        and known
-        and (update is None or update.outvars == update.invars[1:])
-    )
 
 
 def _apply_in_turn(

@@ -146,7 +146,6 @@ def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: fl
         points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
         layout.check_batch(mask.shape[0])
-        points, with_weights = take_fixed_weights(points)
         specs = layout.specs(points.points[0])
         everywhere = jax.tree.broadcast(P(), points)
         point_specs = dataclasses.replace(
@@ -161,7 +160,7 @@ def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: fl
         def local(
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
         ) -> tuple[PyTree, PyTree]:
-            points = with_weights(jax.tree.map(_gather, points, point_specs))
+            points = jax.tree.map(_gather, points, point_specs)
             total, aux = sums(points, batch, mask, key, whole)
             own = specs if scatter else jax.tree.broadcast(P(), total)
             return jax.tree.map(sum_devices, total, own), aux
@@ -181,21 +180,6 @@ def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: fl
         )
 
     return run
-
-
-def take_fixed_weights(
-    points: GradientPoints,
-) -> tuple[GradientPoints, Callable[[GradientPoints], GradientPoints]]:
-    """Returns points without weights that are Python numbers, and a function that adds these.
-
-    As operands of `shard_map` or `auto_axes`, they would become float32 arrays, which would widen
-    every cotangent of a computation in bfloat16.
-    """
-    fixed = points.weights
-    if not all(isinstance(weight, float) for weight in fixed):
-        return points, lambda points: points
-    without = dataclasses.replace(points, weights=())
-    return without, lambda points: dataclasses.replace(points, weights=fixed)
 
 
 def device_adder(

@@ -131,7 +131,8 @@ def select_and_place(
     """
     places = list(itertools.product(*map(range, window_dimensions)))
     zero = np.zeros((), operand.dtype)
-    # Padding must lose every comparison, for maxima and for minima.
+    # Padding must lose every comparison, for maxima and for minima: an entry at the edge would
+    # otherwise lose its gradient to a place outside of the image.
     never = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, operand.dtype)
     padded = lax.pad(operand, never, [(low, high, 0) for low, high in padding])
     entries = [

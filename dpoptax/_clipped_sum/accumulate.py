@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum, check_clipped_sum, sealed
-from dpoptax._clips.encoding import selects
 from dpoptax._rounding.block_sums import compensated_add, parts_rounding
 from dpoptax._rounding.bounds import check_rounding
 from dpoptax._rounding.integer_sums import check_capacity
@@ -80,7 +79,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
 def _check_alike(parts: list[ClippedSum]) -> None:
     """Raises an error if sums are not of disjoint parts of one batch, clipped in the same way."""
     first = parts[0].terms
-    if selects(first.clip):
+    if first.clip.selects:
         raise ValueError(
             "Sums with selected rows cannot be added, because the rows of each sum were selected "
             "separately, with the same noise. Pass the whole batch to "

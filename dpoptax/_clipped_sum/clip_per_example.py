@@ -10,7 +10,6 @@ from jax.typing import ArrayLike
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum, Terms, check_real, sealed
 from dpoptax._clips.clip import Clip, as_clip
-from dpoptax._clips.encoding import EncodingClip, own_stage
 from dpoptax._points.points import AT_PARAMETERS
 from dpoptax._rounding import block_sums, bounds
 from dpoptax._support.marks import EXAMPLES, mark
@@ -67,7 +66,7 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
     Array([0.899..., 1.199...], dtype=float32)
     """
     clip = as_clip(clip)
-    if stage := own_stage(clip):
+    if stage := clip.own_stage:
         raise ValueError(
             f"`clip` must work with any noise stage, got {clip}. Use `dpoptax.clipped_grad` and "
             f"`{stage}`."
@@ -113,8 +112,7 @@ def sum_clipped(
     summand is rounded to whole multiples of it, and the sum of these integers is exact. `whole`
     describes the batch over all micro-batches and devices; `None` means this batch.
     """
-    if isinstance(clip, EncodingClip):
-        grads = clip.encode(grads, reference)
+    grads = clip.encode(grads, reference)
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
     add = block_sums.sum_weighted if grid is None else functools.partial(_sum_steps, grid)

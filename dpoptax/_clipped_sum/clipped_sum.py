@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from dpoptax._clipped_sum.seal import Leaf, is_sealed, seal, unseal
 from dpoptax._clips.clip import Clip, as_clip
-from dpoptax._clips.encoding import EncodingClip
 from dpoptax._support.marks import CLIPPED, VOUCHED, mark
 from dpoptax._support.tree import PyTree, is_masked, kind_of, nnx_kinds
 from dpoptax._support.xla import materialize
@@ -85,8 +84,7 @@ class ClippedSum:
 
     def decode(self, mean: PyTree) -> PyTree:
         """Decodes a mean of the summands to a gradient, shaped like the parameters."""
-        clip = self.clip
-        return clip.decode(mean, self.reference) if isinstance(clip, EncodingClip) else mean
+        return self.clip.decode(mean, self.reference) if self.clip.encodes else mean
 
     def __contains__(self, key: str) -> bool:
         """Returns whether `key` is in `sum`, for flax's `TrainState.apply_gradients`."""

@@ -76,6 +76,7 @@ def _is_own(array: object, leaf: Leaf, terms: Hashable) -> bool:
 
 def _dtype_of(leaf: Leaf, terms: Hashable) -> Hashable:
     """Returns the kind of key of a sealed array, equal for equal arguments."""
+    # A key consists of words of 32 bits. Narrower dtypes are widened, and float64 takes two words.
     words = 2 if jnp.dtype(leaf.dtype).itemsize == 8 else 1
     draw = {name: _refuse for name in ("seed", "split", "random_bits", "fold_in")}
     return define_prng_impl(key_shape=(words,), name=f"{terms!r} {leaf!r}", tag=_DTYPE, **draw)
@@ -93,7 +94,7 @@ def _seal_arrays(
     def bits(x: jax.Array) -> jax.Array:
         if x.dtype.itemsize == 8:
             return lax.bitcast_convert_type(x, jnp.uint32)
-        if x.dtype != jnp.bool_:
+        if x.dtype != jnp.bool_:  # which has no bits to convert
             x = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
         return x.astype(jnp.uint32)[..., None]
 

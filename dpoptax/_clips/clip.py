@@ -5,7 +5,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,24 @@ class Clip(abc.ABC):
     A geometry assigns the gradient's leaves to groups, and scales each group by a factor computed
     from the groups' l2 norms. The scaled gradient has an l2 norm of at most `sensitivity`, for
     every input. Subclasses are frozen dataclasses.
+
+    A geometry that bounds another quantity than the gradient encodes gradients before they are
+    scaled, and decodes the noisy mean. All others keep the attributes and the last five methods.
+
+    Attributes:
+      encodes: whether `encode` differs from the identity.
+      by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
+        clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A clip that
+        encodes in another way needs per-example gradients.
+      own_stage: the name of the only noise stage for the clip, which keeps its reference or
+        accounts for more than the noise; `None` for any stage.
+      selects: whether rows of a table were released for the sum.
     """
+
+    encodes: ClassVar[bool] = False
+    by_norms: ClassVar[bool] = False
+    own_stage: ClassVar[str | None] = None
+    selects: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -52,6 +69,39 @@ class Clip(abc.ABC):
         """Returns the group of each leaf, in the order of `jax.tree.leaves`; here 0."""
         return [0] * len(jax.tree.leaves(tree))
 
+    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
+        """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
+
+        The result must not be finite for an example whose gradient is not finite. `reference` is
+        public.
+        """
+        del reference
+        return grads
+
+    def scaling(self, reference: PyTree) -> "Clip":
+        """Returns the clip whose factors `encode` scales gradients by; here itself."""
+        del reference
+        return self
+
+    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
+        """Returns the number that `encode` adds to each gradient, (B,); here `None`.
+
+        Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
+        statistics are exact.
+        """
+        del norms, reference
+        return None
+
+    def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
+        """Joins sums of scaled gradients and of statistics to the sum of encodings."""
+        del statistic
+        return gradient
+
+    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
+        """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
+        del reference
+        return mean
+
 
 @dataclasses.dataclass(frozen=True)
 class BoundedClip(Clip):
@@ -66,6 +116,21 @@ class BoundedClip(Clip):
     def sensitivity(self) -> float:
         """Returns C, the clipping bound."""
         return self.l2_clip_norm
+
+
+class UnitClip(Clip):
+    """Base class of clips that encode each gradient with l2 norm at most 1."""
+
+    encodes: ClassVar[bool] = True
+
+    @property
+    def sensitivity(self) -> float:
+        """Returns 1, the bound of every encoded gradient."""
+        return 1.0
+
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Clamps the norm to 1 after rounding."""
+        return jnp.minimum(1.0, 1.0 / norms)
 
 
 @dataclasses.dataclass(frozen=True)

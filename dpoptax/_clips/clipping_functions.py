@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._clips.clip import BoundedClip, Clip, L2Clip, clip_norm, positive
-from dpoptax._clips.encoding import EncodingClip
 from dpoptax._support.tree import PyTree
 
 # Below this norm the factor C/‖g‖ stays constant, so that it is a finite float32.
@@ -222,7 +221,7 @@ def _flat_clip(given: Clip | float) -> Clip:
     """Returns a geometry that scales whole gradients; `l2_clip` for a number."""
     if not isinstance(given, Clip):
         return L2Clip(clip_norm("clips", given))
-    if isinstance(given, EncodingClip) or type(given).groups is not Clip.groups:
+    if given.encodes or given.own_stage or type(given).groups is not Clip.groups:
         raise TypeError(
             f"`clips` must hold bounds or geometries that scale whole gradients, got {given!r}. "
             "Pass for example `dpoptax.l2_clip(1.0)` or `dpoptax.automatic_clip(1.0)`."

@@ -10,7 +10,7 @@ Imports go one way:
   so for parameters that are used several times, in parts, or computed on.
 - `sums` scales, clips and adds the gradients.
 
-Two more engines use these stages and share `backward`: `streaming` and `two_turns`.
+Two more engines use these stages: `backward.streamed_sum` and `backward.recomputed_sum`.
 `dpoptax._clipped_grad.engines` chooses.
 
 `docs/developers/ghost-clipping.md` follows one dense layer through all stages.

@@ -5,19 +5,25 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 
+from dpoptax._ghost_clipping.make_plan import make_plan
+from dpoptax._ghost_clipping.plan import Plan, Product
 from dpoptax._ghost_clipping.precision import kept_share
+from dpoptax._losses.derived_views import find_view
+from dpoptax._losses.microbatch_rule import microbatch_rule
+from dpoptax._losses.program import Program, Use
+from dpoptax._losses.read_program import read_program
+from dpoptax._losses.trace_loss import TracedLoss, trace_loss
+from dpoptax._losses.zero_gradients import (
+    describe_constant,
+    describe_unused,
+    find_zero_gradients,
+)
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of
-
-if TYPE_CHECKING:
-    from dpoptax._ghost_clipping.plan import Plan, Product
-    from dpoptax._losses.program import Program, Use
-    from dpoptax._losses.trace_loss import TracedLoss
 
 _METHOD_TEXTS = {
     "outer": "product of two norms",
@@ -154,8 +160,6 @@ def explain(
         key = check_key(key)
     if num_points < 1:
         raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
-    # Imported here, since few runs explain a loss.
-    from dpoptax._losses.trace_loss import trace_loss
 
     def read(loss: Callable[..., PyTree]) -> Explanation:
         traced = trace_loss(loss, params, example, key, has_aux=has_aux, has_tangent=tangent)
@@ -174,18 +178,13 @@ def explain(
 
 
 def _explain(
-    traced: "TracedLoss",
+    traced: TracedLoss,
     params: PyTree,
     batch_size: int,
     num_points: int,
     *,
     tangent: bool,
 ) -> Explanation:
-    from dpoptax._ghost_clipping.make_plan import make_plan
-    from dpoptax._losses.microbatch_rule import microbatch_rule
-    from dpoptax._losses.read_program import read_program
-    from dpoptax._losses.zero_gradients import describe_unused
-
     program = read_program(traced)
     size = microbatch_rule(traced, batch_size, device_of(None).platform)
     plan = make_plan(program, size, num_points, has_tangent=tangent)
@@ -210,7 +209,6 @@ def _zero_gradients(
     frozen: PyTree,
 ) -> frozenset[int]:
     """Returns the parameters with zero gradients for an example, if all arguments are arrays."""
-    from dpoptax._losses.zero_gradients import find_zero_gradients
 
     def loss(params: PyTree, example: PyTree, key: PyTree, frozen: PyTree) -> jax.Array:
         args = (params, example) if key is None else (params, example, key)
@@ -222,8 +220,6 @@ def _zero_gradients(
 
 def _with_zeros(found: Explanation, zeros: frozenset[int]) -> Explanation:
     """Adds parameters with zero gradients that a trace does not show."""
-    from dpoptax._losses.zero_gradients import describe_constant
-
     rows = list(found.rows)
     names = [rows[leaf].parameter for leaf in sorted(zeros) if not rows[leaf].vanishes]
     for leaf in zeros:
@@ -245,10 +241,8 @@ def _describe_shortened(rows: list[ParameterExplanation]) -> str:
 
 
 def _explain_parameter(
-    program: "Program", plan: "Plan", points: int, leaf: int, path: str
+    program: Program, plan: Plan, points: int, leaf: int, path: str
 ) -> ParameterExplanation:
-    from dpoptax._losses.derived_views import find_view
-
     shape = tuple(program.parameters[leaf].shape)
     uses = [use for use in program.uses if leaf in use.value.leaves]
     named = ", ".join([*filter(None, [_operations(uses)]), *program.opaque.get(leaf, ())])
@@ -275,27 +269,27 @@ def _explain_parameter(
     return ParameterExplanation(path, shape, named, rules, cost, forms, "", kept=kept)
 
 
-def _operations(uses: "list[Use]") -> str:
+def _operations(uses: list[Use]) -> str:
     """Returns the names of the operations of `uses`, with their counts."""
     names = collections.Counter(use.rule.name for use in uses)
     return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())
 
 
-def _method_text(product: "Product") -> str:
+def _method_text(product: Product) -> str:
     return _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
 
 
-def _positions(product: "Product", points: int) -> int:
+def _positions(product: Product, points: int) -> int:
     return sum(m.positions * m.segments(points) for m in product.members)
 
 
-def _kept_share(product: "Product", points: int) -> float:
+def _kept_share(product: Product, points: int) -> float:
     if all(member.use.rule.is_lookup for member in product.members):
         return 1.0  # inner products with one-hot factors are exact
     return kept_share(product.method, _positions(product, points), *product.layout.sizes[1:])
 
 
-def _product_cost(product: "Product", points: int) -> int:
+def _product_cost(product: Product, points: int) -> int:
     groups, rows, columns = product.layout.sizes
     positions = _positions(product, points)
     work = positions * rows * columns

@@ -1,7 +1,8 @@
-"""Plans all programs, with parameters that are used several times, in parts, or computed on.
+"""Makes the plan of a program.
 
-These are parts of parameters, concatenated, shared and tied ones, values computed from parameters,
-and gradients that are cheaper to form than to represent by factors.
+Most parameters are used once, as they are. The others take most of the code: parts of parameters,
+concatenated, shared and tied ones, values computed from parameters, and gradients that are cheaper
+to form than to represent by factors.
 """
 
 import dataclasses
@@ -58,7 +59,10 @@ def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
-        members = read_use(use) or ([] if has_tangent else _pull_back_use(program, use, points))
+        planned = read_use(use)
+        members = _read_concatenated(use) if planned is None else [planned]
+        if not members and not has_tangent:
+            members = _pull_back_use(program, use, points)
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         for member in members:
@@ -124,33 +128,35 @@ def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
         found |= new
 
 
-def read_use(use: Use) -> list[PlannedUse]:
-    """Returns the parameters of a use with their layouts.
+def read_use(use: Use) -> PlannedUse | None:
+    """Returns the parameter of a use with its layout.
 
-    The list is empty if the used value does more than move entries of parameters.
+    The result is `None` if the used value does more than move or scale entries of one parameter.
     """
-    layout = use.rule.layout
-    if (view := find_view(use.value)) is not None:
-        view = view.reshape(layout.split)
-        return [] if view is None else [PlannedUse(use, view.leaf, layout, view)]
-    tiles = find_tiles(use.value)
+    layout, view = use.rule.layout, find_view(use.value)
+    view = None if view is None else view.reshape(layout.split)
+    return None if view is None else PlannedUse(use, view.leaf, layout, view)
+
+
+def _read_concatenated(use: Use) -> list[PlannedUse]:
+    """Returns the parameters that were concatenated to the used value, with their layouts.
+
+    The list is empty if the value is not a concatenation of parameters, or if its axis is not one
+    of the rows or columns.
+    """
+    layout, tiles = use.rule.layout, find_tiles(use.value)
     if tiles is None or use.rule.is_lookup:
         return []
     axis, parts = tiles
-    joined_shape = (
-        *parts[0].shape[:axis],
-        sum(p.shape[axis] for p in parts),
-        *parts[0].shape[axis + 1 :],
-    )
+    first, length = parts[0].shape, sum(part.shape[axis] for part in parts)
     side = layout.rows if axis in layout.rows else layout.columns
-    if joined_shape != layout.split or axis not in side:
+    if layout.split != (*first[:axis], length, *first[axis + 1 :]) or axis not in side:
         return []
     members, start = [], 0
+    shape = tuple(layout.split[i] for i in side)
     for part in parts:
         size = part.shape[axis]
-        cut = FactorSlice(
-            side is layout.rows, tuple(joined_shape[i] for i in side), side.index(axis), start, size
-        )
+        cut = FactorSlice(side is layout.rows, shape, side.index(axis), start, size)
         own = dataclasses.replace(layout, split=part.shape)
         members.append(PlannedUse(use, part.leaf, own, part, cut))
         start += size
@@ -185,7 +191,6 @@ def _join_uses(
     by_layout: dict[_LayoutKey, list[PlannedUse]] = {}
     for member in members:
         view, layout = member.view, member.layout
-        assert view is not None
         groups, rows, columns = map(view.runs, layout.sides)
         key = (view.offset, groups, rows, columns)
         # The gradient of a transposed use is Σ columns ⊗ rows, which joins the others as it is.
@@ -204,9 +209,7 @@ def _join_uses(
         seen = np.zeros(math.prod(shape), bool)
         for joined in by_layout.values():
             # Views overlap if an entry was seen before.
-            view = joined[0].view
-            assert view is not None
-            entries = view.entries_of(seen)
+            entries = joined[0].view.entries_of(seen)
             if entries.any():
                 return None
             entries[...] = True

@@ -2,24 +2,33 @@
 
 Gradients of a parameter are either represented by factors (`Product`) or formed. For a dense layer
 `x @ w + b`, `w` is a `Product` with one `PlannedUse` and the method "outer", and `b` is formed.
-
-If each parameter is used once, as it is, nothing has to be chosen except the method, and
-`plan_whole_uses` returns the plan. `make_plan.make_plan` also plans all other programs.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
+from dpoptax._ghost_clipping.cost_model import choose_method
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._losses.program import Parameter, Program, Use
+from dpoptax._losses.program import Use
 from dpoptax._losses.rules import FactorLayout
+from dpoptax._losses.views import View
 
-if TYPE_CHECKING:
-    from dpoptax._ghost_clipping.transformed.point_differences import PullBackCounts
-    from dpoptax._losses.views import View
+
+@dataclasses.dataclass(frozen=True)
+class PullBackCounts:
+    """Counts the outer products and fixed terms after pulling back.
+
+    Attributes:
+      segments: the outer products of all points together.
+      positions: the positions of each outer product.
+      terms: the fixed terms of all points together.
+    """
+
+    segments: int
+    positions: int
+    terms: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,14 +36,14 @@ class PlannedUse:
     """Pairs a use of a parameter with the layout in which the parameter is read.
 
     For a dense layer, `use`, `leaf` and `layout` describe everything. The other attributes are for
-    concatenated, tied and normalized parameters.
+    tied, concatenated and normalized parameters.
 
     Attributes:
       use: the use.
       leaf: the parameter.
       layout: the layout of the use, or of the part that belongs to one of several concatenated
         parameters.
-      view: the entries of the parameter, cut by `layout`; `None` for all, in the parameter's shape.
+      view: the entries of the parameter, cut by `layout`.
       cut: selects the part of the factors; `None` for all.
       swapped: whether the rows of the use are the columns of the product.
       pull_back_counts: the numbers of factors after pulling back, if the used value is computed
@@ -44,15 +53,10 @@ class PlannedUse:
     use: Use
     leaf: int
     layout: FactorLayout
-    view: "View | None" = None
+    view: View
     cut: Callable[[Segment], Segment] | None = None
     swapped: bool = False
-    pull_back_counts: "PullBackCounts | None" = None
-
-    @property
-    def scale(self) -> float:
-        """Returns the number that multiplies the parameter before its use."""
-        return 1.0 if self.view is None else self.view.scale
+    pull_back_counts: PullBackCounts | None = None
 
     @property
     def positions(self) -> int:
@@ -114,11 +118,9 @@ class Product:
 
     def place(self, total: jax.Array) -> jax.Array:
         """Returns a sum of gradients, (K, R, D), in the shape of the parameter."""
-        total, view = self.layout.fold(total, self.layout.split), self.members[0].view
-        if view is None:
-            return total
+        total = self.layout.fold(total, self.layout.split)
         # The factors include the scale.
-        return dataclasses.replace(view, scale=1.0).scatter(total, self.shape)
+        return dataclasses.replace(self.members[0].view, scale=1.0).scatter(total, self.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,47 +142,19 @@ class Plan:
     is_pulled: bool = False
 
 
-class FixedSides(NamedTuple):
-    """Holds the uses whose operand, or cotangent, is not multiplied by coefficients in the sum.
+def fixed_sides(plan: Plan) -> tuple[frozenset[int], frozenset[int]]:
+    """Returns the uses whose operand must be finite, and those whose cotangent must be.
 
-    These arrays must be finite, since an example that adds nothing has a coefficient of zero.
+    The sum does not multiply it by coefficients, and an example that adds nothing has a coefficient
+    of zero.
     """
-
-    operands: frozenset[int]
-    cotangents: frozenset[int]
-
-
-def fixed_sides(plan: Plan) -> FixedSides:
-    """Returns the sides of recorded factors that must be finite."""
     members = [m for product in plan.products for m in product.members]
     dense = [m for m in members if not m.use.rule.is_lookup]
     pulled = frozenset(m.use.index for m in dense if m.pull_back_counts is not None)
-    return FixedSides(
+    return (
         pulled | {m.use.index for m in dense if not m.weighs_operand},
         pulled | {m.use.index for m in dense if m.weighs_operand},
     )
-
-
-def plan_whole_uses(program: Program, examples: int, points: int) -> Plan | None:
-    """Returns the plan if each parameter is used once, as it is; otherwise `None`.
-
-    The result is the same as that of `make_plan`. `points` includes a tangent.
-    """
-    formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
-    products: dict[int, Product] = {}
-    for use in program.uses:
-        origin, layout, shape = use.value.origin, use.rule.layout, tuple(use.value.aval.shape)
-        if not isinstance(origin, Parameter) or layout.split != shape:
-            return None
-        leaf = origin.leaf
-        if leaf in formed or leaf in products:
-            return None
-        member = PlannedUse(use, leaf, layout)
-        method = choose_product_method([member], examples, points)
-        products[leaf] = Product((member,), method, shape)
-    if any(product.method == "keep" for product in products.values()):
-        return None
-    return Plan(tuple(products.values()), formed)
 
 
 def has_one_position(members: list[PlannedUse], points: int) -> bool:
@@ -194,8 +168,6 @@ def choose_product_method(members: list[PlannedUse], examples: int, points: int)
     """Returns the method for uses that are joined to one product; see `choose_method`."""
     if has_one_position(members, points):
         return "outer"
-    from dpoptax._ghost_clipping.cost_model import choose_method
-
     _, rows, columns = members[0].layout.sizes
     segments = [member.segments(points) for member in members]
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))

@@ -37,6 +37,7 @@ def result_axes(
       given: the example axes of operands with private data, by position.
       numbers: for each operand, a value that is equal for equal operands, or `None`.
     """
+    # If operands disagree, entry n of the result depends on an example of each, which is several.
     found = {rows and _axes_after_operand(eqn, i, rows, numbers) for i, rows in given.items()}
     alike = found.pop() if len(found) == 1 else None
     parts = [rows for rows in given.values() if rows]

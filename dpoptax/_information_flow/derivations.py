@@ -113,6 +113,8 @@ class Derivations:
           reached: the places where they draw noise. The branches that lead there were taken, which
             decides choices between values.
         """
+        # All functions below read `self._reached`: they follow keys, counters and choices into each
+        # other, and each may come to a choice that the taken branches decide.
         with self._given(reached):
             return self._differ(one, other, single)
 
@@ -137,9 +139,11 @@ class Derivations:
             return True
         ancestors, others = dict(self._ancestors(one)), dict(self._ancestors(other))
         root, other_root = (next(filter(self._is_root, x), None) for x in (ancestors, others))
+        # Keys of independent roots differ, whatever is derived from each.
         if None not in (root, other_root) and self._are_independent(root, other_root):
             return True
         # An entry of an array may be derived from another, unless its keys are independent.
+        # The entry is true if a hash lies between the two, so that they surely differ.
         if (single or self._is_argument(root)) and (ancestors.get(other) or others.get(one)):
             return True
         (key, index, _), (of, place, _) = self._derived(one), self._derived(other)
@@ -268,7 +272,7 @@ class Derivations:
 
     def _is_monotone(self, loop: LoopCarry) -> bool:
         """Returns whether each turn's result derives from its carry or is not below it."""
-        if loop in self._asked:  # asked by a loop within it
+        if loop in self._asked:  # asked by a loop within it; without this, both would ask forever
             return False
         self._asked.append(loop)
         # This must hold in all turns, and places are reached in single ones.
@@ -315,6 +319,7 @@ class Derivations:
         base, added = self._sum(number)
         if base is None:
             return added, added
+        # A lower bound "None plus n" is the literal n.
         low = max((n for below, n in self._minima(number) if below is None), default=-math.inf)
         loop = self._loops.get(base)
         if loop is None or base == loop.last or None in (loop.first, loop.result):

@@ -13,6 +13,7 @@ from jax.extend.core import JaxprEqn
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.program import DerivedValue, PrivateValue, Step
 from dpoptax._losses.rules import FactorLayout, Rule, shape_of
+from dpoptax._support.jaxprs import bind
 from dpoptax._support.tree import is_real
 from dpoptax._support.xla import materialize
 
@@ -33,12 +34,10 @@ def find_entry_rule(
         rule = Lookup.build_gather(eqn)
     elif name == "dynamic_slice" and place == 0 and len(private) == 1:
         rule = Lookup.build_slice(eqn, private[0] - 1)
-    # The last two rules only apply to parts of a parameter. The gradient of a part is smaller than
+    # The last rule only applies to parts of a parameter. The gradient of a part is smaller than
     # that of the whole parameter, which an opaque parameter would need for each example.
-    elif name in ("add", "sub") and _is_part(value, parameters):
-        rule = Addition.build(eqn, place)
-    elif name == "concatenate" and _is_part(value, parameters):
-        rule = Concatenation.build(eqn, place)
+    elif name in ("add", "sub", "concatenate") and _is_part(value, parameters):
+        rule = EntryUse.build(eqn, place)
     return None if rule is None else (rule, private[0])
 
 
@@ -168,64 +167,35 @@ def _table_layout(shape: tuple[int, ...], tables: tuple[int, ...], axis: int) ->
 
 
 @dataclasses.dataclass(frozen=True)
-class Addition(Rule):
-    """Adds a part of a parameter to data, or subtracts it.
+class EntryUse(Rule):
+    """Adds a part of a parameter to data, subtracts it, or concatenates it with data.
 
-    The gradient is the cotangent, summed over the axes along which the part is repeated.
+    The gradient is the cotangent, pulled back through the operation: summed over the axes along
+    which the part is repeated, negated, or cut. It does not depend on the data.
     """
 
     layout: FactorLayout
-    sign: int
-    repeated: tuple[int, ...]
+    eqn: JaxprEqn
+    place: int
+    name: str
     positions: int = 1
     reads_data: bool = False
-    name: str = "add"
 
     @classmethod
-    def build(cls, eqn: JaxprEqn, parameter: int) -> "Addition":
-        shape, out = shape_of(eqn.invars[parameter].aval), shape_of(eqn.outvars[0].aval)
-        aligned = shape or (1,) * len(out)  # a scalar broadcasts to any shape
-        repeated = tuple(i for i, (n, m) in enumerate(zip(aligned, out, strict=True)) if n != m)
-        name = eqn.primitive.name
-        sign = -1 if name == "sub" and parameter == 1 else 1
-        return cls(FactorLayout.last_axis(shape), sign, repeated, name=name)
-
-    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if self.repeated:  # stored, since XLA may compute it twice, with different rounding
-            cotangent = materialize(jnp.sum(cotangent, axis=self.repeated))
-        return _entry_factors(self.layout, self.sign, cotangent)
-
-
-@dataclasses.dataclass(frozen=True)
-class Concatenation(Rule):
-    """Concatenates a part of a parameter with data.
-
-    The gradient is a slice of the cotangent.
-    """
-
-    layout: FactorLayout
-    axis: int
-    start: int
-    positions: int = 1
-    reads_data: bool = False
-    name: str = "concatenate"
-
-    @classmethod
-    def build(cls, eqn: JaxprEqn, parameter: int) -> "Concatenation":
-        axis = eqn.params["dimension"]
-        before = sum(shape_of(v.aval)[axis] for v in eqn.invars[:parameter])
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "EntryUse":
         shape = shape_of(eqn.invars[parameter].aval)
-        return cls(FactorLayout.last_axis(shape), axis, before)
+        return cls(FactorLayout.last_axis(shape), eqn, parameter, eqn.primitive.name)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        stop = self.start + self.layout.split[self.axis]
-        share = lax.slice_in_dim(cotangent, self.start, stop, axis=self.axis)
-        return _entry_factors(self.layout, 1, share)
+        """Returns factors with one row per group, which is 1."""
+        operands = [jnp.zeros(shape_of(v.aval), cotangent.dtype) for v in self.eqn.invars]
 
+        def result(part: jax.Array) -> jax.Array:
+            return bind(self.eqn, [*operands[: self.place], part, *operands[self.place + 1 :]])[0]
 
-def _entry_factors(
-    layout: FactorLayout, sign: int, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the factors of a gradient in one row per group."""
-    groups, _, columns = layout.sizes
-    return jnp.full((groups, 1, 1), sign, gradient.dtype), gradient.reshape(groups, 1, columns)
+        (gradient,) = jax.vjp(result, operands[self.place])[1](cotangent)
+        if gradient.size < cotangent.size and self.name != "concatenate":
+            # A sum, stored, since XLA may compute it twice, with different rounding.
+            gradient = materialize(gradient)
+        groups, _, columns = self.layout.sizes
+        return jnp.ones((groups, 1, 1), gradient.dtype), gradient.reshape(groups, 1, columns)

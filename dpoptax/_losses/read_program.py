@@ -10,21 +10,19 @@ An operation on derived and private values is a *use* if it has a rule and a gra
 it. Otherwise the parameters behind it become *opaque*: automatic differentiation gives their
 per-example gradients.
 
-Rare cases are in other files: scans and `jax.checkpoint` in `read_loops`, lookups and other
-operations on entries in `entry_rules`, and used values that are computed from parameters in
-`derived_views`.
+`find_uses` finds both. Rare cases are in other files: scans and `jax.checkpoint` in `read_loops`,
+lookups and other operations on entries in `entry_rules`, and used values that are computed from
+parameters in `derived_views`.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 
-from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._losses.gradient_flow import GradientFlow, has_derivative
+from dpoptax._losses.example_separation import touches_reference
+from dpoptax._losses.find_uses import UseFinder, has_derivative
 from dpoptax._losses.program import (
-    ELEMENTWISE_PRIMITIVES,
     Block,
     Constant,
     DerivedValue,
@@ -34,10 +32,9 @@ from dpoptax._losses.program import (
     Program,
     Result,
     Step,
-    Use,
     Value,
 )
-from dpoptax._losses.rules import Convolution, Dot, Rule
+from dpoptax._losses.read_loops import read_body
 from dpoptax._losses.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import (
     INLINED_CALLS,
@@ -46,13 +43,8 @@ from dpoptax._support.jaxprs import (
     closed_program,
     type_of,
 )
-from dpoptax._support.tree import is_real
 
 _BODIES = REMATERIALIZED_CALLS | {"scan"}
-_CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
-    "dot_general": Dot,
-    "conv_general_dilated": Convolution,
-}
 
 
 def read_program(loss: TracedLoss) -> Program:
@@ -66,7 +58,7 @@ def read_program(loss: TracedLoss) -> Program:
     args += [PrivateValue(aval, varies=False) for aval in types[loss.parameters :]]
     reader = Reader()
     block = reader.read(jaxpr, loss.program.consts, args, ())
-    finder, value = UseFinder(parameters=parameters), block.results[:1]
+    finder, value = UseFinder(parameters), block.results[:1]
     finder.follow(block, value)
     # A loss that depends on parameters only is a derived value without uses.
     finder.meet_opaque(value, "the loss itself")
@@ -135,8 +127,6 @@ class Reader:
         if not eqn.effects and all(isinstance(v, DerivedValue) for v in operands):
             step.outputs = _derive_values(step)
         elif eqn.primitive.name in _BODIES:
-            from dpoptax._losses.read_loops import read_body
-
             if eqn.primitive.name == "scan":
                 step.scan_id, self.scan_count = self.scan_count, self.scan_count + 1
             step.outputs = read_body(step, self.read)
@@ -144,8 +134,6 @@ class Reader:
             varies = any(v.varies for v in operands)
             step.outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
         if eqn.effects:
-            from dpoptax._losses.example_separation import touches_reference
-
             self.references |= touches_reference(eqn.effects)
         return step.outputs
 
@@ -162,74 +150,3 @@ def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
         DerivedValue(aval, Result(step, i), own, varies, scans)
         for i, (aval, own) in enumerate(zip(types, flows, strict=True))
     )
-
-
-@dataclasses.dataclass(eq=False)
-class UseFinder(GradientFlow):
-    """Finds the uses of parameters, and the opaque parameters.
-
-    Attributes:
-      parameters: the types of the parameters.
-      uses: the uses found, from the last to the first.
-      opaque: as `Program.opaque`, from the last operation to the first.
-    """
-
-    parameters: tuple[ShapedArray, ...] = dataclasses.field(kw_only=True)
-    uses: list[Use] = dataclasses.field(default_factory=list, init=False)
-    opaque: dict[int, dict[str, int]] = dataclasses.field(default_factory=dict, init=False)
-
-    def meet(self, step: Step) -> None:
-        """Records the use of a step, or that its parameters are opaque."""
-        derived = [(i, v) for i, v in enumerate(step.operands) if isinstance(v, DerivedValue)]
-        flowing = [(i, v) for i, v in derived if v.leaves]
-        if not flowing:
-            return
-        found = self.find_rule(step, *flowing[0]) if len(flowing) == 1 else None
-        if found is None:
-            steps = math.prod(length for _, length in step.loops)
-            reach = steps * max(v.aval.size for v in step.outputs)
-            self.meet_opaque(step.operands, step.eqn.primitive.name, reach)
-            return
-        (_, value), (rule, step.data) = flowing[0], found
-        if not isinstance(value.origin, Parameter):
-            from dpoptax._losses.derived_views import find_nonlinear
-
-            if nonlinear := find_nonlinear(value):
-                self.meet_opaque([value], nonlinear)
-                return
-        varies = rule.reads_data and step.operands[step.data].varies
-        loops = tuple((length, scan in value.scans) for scan, length in step.loops)
-        whole, output = rule, step.outputs[0].aval
-        if loops:
-            from dpoptax._losses.read_loops import Repeated
-
-            whole = Repeated.build(rule, loops)
-        shape = (*(length for length, _ in loops), *output.shape)
-        step.use = Use(len(self.uses), whole, rule, value, output, shape, loops, varies)
-        self.uses.append(step.use)
-
-    def find_rule(self, step: Step, place: int, value: DerivedValue) -> tuple[Rule, int] | None:
-        """Returns a use's rule and the position of its data operand.
-
-        `value` is the only operand, at `place`, to which a gradient of parameters flows.
-        """
-        eqn, name = step.eqn, step.eqn.primitive.name
-        if name in _CONTRACTION_RULES:
-            real = all(is_real(v.aval.dtype) for v in (*step.operands, *step.outputs))
-            rule = _CONTRACTION_RULES[name].build(eqn, place) if real else None
-            return None if rule is None else (rule, 1 - place)
-        # A rule for a whole parameter that is added or concatenated would save nothing, since its
-        # gradient is at most as large as the cotangent.
-        whole = sum(self.parameters[leaf].size for leaf in value.leaves) <= value.aval.size
-        if name in ELEMENTWISE_PRIMITIVES and whole:
-            return None
-        from dpoptax._losses.entry_rules import find_entry_rule
-
-        return find_entry_rule(step, place, value, self.parameters)
-
-    def meet_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
-        """Records that an operation with `reach` output entries makes parameters opaque."""
-        for value in values:
-            for leaf in value.leaves if isinstance(value, DerivedValue) else ():
-                found = self.opaque.setdefault(leaf, {})
-                found[reason] = min(reach, found.get(reason, reach))

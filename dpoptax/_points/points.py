@@ -18,7 +18,7 @@ from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, wide
 _KNOWN, _REFERENCE, _FLAGS = 1, 2, 3
 
 
-@jax.tree_util.register_dataclass
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class GradientPoints:
     """Holds the public points and weights at which per-example gradients are taken.
@@ -35,7 +35,8 @@ class GradientPoints:
 
     Attributes:
       points: the x_j, each shaped like the parameters.
-      weights: the w_j, scalars; Python floats or float32 arrays.
+      weights: the w_j, scalars. Python floats are static: they are known while a step is traced,
+        and other floats compile it again. Pass float32 arrays for weights that change.
       tangent: v, shaped like the parameters, for a per-example Hessian-vector product at the first
         point; `None` for none.
       reference: public data for a clip that follows the run, see `ReferenceState`; `None` for
@@ -48,7 +49,22 @@ class GradientPoints:
     weights: tuple[float | jax.Array, ...]
     tangent: PyTree = None
     reference: PyTree = None
-    code: int = dataclasses.field(default=0, metadata={"static": True})
+    code: int = 0
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """Returns the arrays, and the weights that are floats with the code."""
+        fixed = self.weights if _are_floats(self.weights) else None
+        weights = () if fixed is not None else self.weights
+        names = ("points", "weights", "tangent", "reference")
+        arrays = self.points, weights, self.tangent, self.reference
+        keys = map(jax.tree_util.GetAttrKey, names)
+        return tuple(zip(keys, arrays, strict=True)), (fixed, self.code)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, arrays: Any) -> "GradientPoints":
+        """Returns points from the parts of `tree_flatten_with_keys`."""
+        (fixed, code), (points, weights, tangent, reference) = static, arrays
+        return cls(points, weights if fixed is None else fixed, tangent, reference, code)
 
 
 @jax.tree_util.register_dataclass
@@ -232,10 +248,8 @@ def ensure_points(params: PyTree) -> GradientPoints:
     return GradientPoints((params,), (1.0,), code=AT_PARAMETERS)
 
 
-def is_unweighted(points: GradientPoints) -> bool:
-    """Returns whether there is a single point, with the number 1.0 as its weight."""
-    first = points.weights[0]
-    return len(points.weights) == 1 and isinstance(first, float) and first == 1.0
+def _are_floats(weights: Sequence[float | jax.Array]) -> bool:
+    return all(isinstance(weight, float) for weight in weights)
 
 
 def points_code(tracked: TrackIteratesState | None, followed: ReferenceState | None) -> int:

@@ -147,6 +147,8 @@ def _polar(first: jax.Array, last: jax.Array) -> tuple[jax.Array, ...]:
     For θ = π/4 + b in the first quadrant, √2 cos θ and √2 sin θ are cos b ∓ sin b.
     """
     radius = jnp.sqrt(_minus_log_uniform(first, last))
+    # The two top bits of `last` are signs, which choose the quadrant. The other 30, shifted to the
+    # top and read as a signed integer, are b in [−π/4, π/4).
     b = _integral(last << 2) * np.float32(math.pi / 4 * 2.0**-31)
     square = b * b
     sine = b + b * (square * _polynomial(_SIN, square))
@@ -164,6 +166,8 @@ def _minus_log_uniform(first: jax.Array, last: jax.Array) -> jax.Array:
     """
     # The bits below those of `first` are from a multiple of `last`. Adding 1/2 keeps d in (0, 1).
     spread = (_integral((last * np.uint32(_SPREAD)) >> 9) + np.float32(0.5)) * np.float32(2.0**-23)
+    # Near zero, u has full relative precision. It is at most 1/2, so U near 1 comes from 1 − u, and
+    # its logarithm from the exact difference below.
     u = (_integral(first & np.uint32(0x7FFFFFFF)) + spread) * np.float32(2.0**-32)
     end = _integral(first >> 31)  # 0 for U = u, 1 for U = 1 − u
     uniform = jnp.abs(end - u)

@@ -3,13 +3,13 @@
 import numbers
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._random import threefry
+from dpoptax._random import chacha20, threefry
 
 Generator = Literal["threefry", "chacha20"]
 
@@ -149,7 +149,7 @@ def generator_of(key: jax.Array) -> Generator:
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """Derives a key for a number, using the key's generator."""
     if _is_chacha20(key):
-        return _chacha20().fold_in(key, number)
+        return chacha20.fold_in(key, number)
     return jax.random.fold_in(key, number)
 
 
@@ -158,13 +158,13 @@ def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
 
     For threefry they are `jax.random.split(key, N)[numbers]`, for every N, without a gather.
     """
-    return (_chacha20() if _is_chacha20(key) else threefry).split(key, numbers)
+    return (chacha20 if _is_chacha20(key) else threefry).split(key, numbers)
 
 
 def two_words(key: jax.Array) -> jax.Array:
     """Returns two 32-bit words that do not reveal the key they are derived from."""
     if _is_chacha20(key):
-        return _chacha20().fold_in(key, 0)[:2]
+        return chacha20.fold_in(key, 0)[:2]
     return jax.random.bits(key, (2,), jnp.uint32)
 
 
@@ -180,7 +180,7 @@ def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[
     keys that broadcast against the places.
     """
     if _is_chacha20(key):
-        return _chacha20().noise_words(key, places, streams[0], 2 * len(streams))
+        return chacha20.noise_words(key, places, streams[0], 2 * len(streams))
     words = jax.random.key_data(key)
     high, low = words[..., 0], words[..., 1]
     return [word for s in streams for word in threefry.threefry(high, low, places, stream=s)]
@@ -188,10 +188,3 @@ def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[
 
 def _is_chacha20(key: jax.Array | np.ndarray) -> bool:
     return key.dtype == np.uint32 and key.shape[-1:] == (_CHACHA20_WORDS,)
-
-
-def _chacha20() -> Any:
-    """Returns the module of ChaCha20, which few runs need."""
-    from dpoptax._random import chacha20
-
-    return chacha20

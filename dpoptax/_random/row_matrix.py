@@ -49,7 +49,8 @@ class RowMatrix:
         self.place = np.concatenate([cut.place() for cut, _ in cuts])
         self.second = np.concatenate([cut.second() for cut, _ in cuts])
         self.shape = len(self.array), _WIDTH
-        # Each first half is followed by its second half.
+        # Each first half is followed by its second half. So a row of the second half has the pairs
+        # of the row that lies before it by the rows of a half.
         places = np.cumsum(~self.second) - 1
         length = np.concatenate([np.full(cut.rows, cut.rows_of_half) for cut, _ in cuts])
         first = np.arange(len(self.array)) - np.where(self.second, length, 0)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from dpoptax._support.xla import materialize
 
@@ -41,19 +40,8 @@ def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
 
     The bits are those of `jax.random.fold_in`, which takes longer to compile on CPU.
     """
-
-    def reference(data: jax.Array) -> jax.Array:
-        keys = jax.vmap(lambda number: jax.random.fold_in(_typed(data), number))
-        return jax.random.key_data(keys(jnp.asarray(numbers, jnp.uint32)))
-
-    def unrolled(data: jax.Array) -> jax.Array:
-        words = threefry(data[0], data[1], jnp.asarray(numbers, jnp.uint32))
-        # In a kernel with another hash, these operations would take LLVM minutes to compile.
-        return materialize(jnp.stack(words, axis=-1), jnp.integer)
-
     data = jax.random.key_data(key)
-    return _typed(lax.platform_dependent(data, cpu=unrolled, default=reference))
-
-
-def _typed(data: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(data, impl="threefry2x32")
+    words = threefry(data[0], data[1], jnp.asarray(numbers, jnp.uint32))
+    # In a kernel with another hash, these operations would take LLVM minutes to compile.
+    stored = materialize(jnp.stack(words, axis=-1), jnp.integer)
+    return jax.random.wrap_key_data(stored, impl="threefry2x32")

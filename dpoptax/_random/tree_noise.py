@@ -80,39 +80,21 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
     return each_leaf(tree, key, Noise(of, box_muller.normal_in_rows, box_muller.halves), noisy)
 
 
-def each_leaf(
-    tree: PyTree,
-    key: jax.Array,
-    noise: Noise,
-    noisy: Noisy,
-) -> PyTree:
-    """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf."""
-    leaves, treedef = jax.tree.flatten(tree)
-    if len(leaves) > 1:
-        return jax.tree.unflatten(treedef, _draw_groups(leaves, key, noise, noisy))
-
-    def draw() -> list[jax.Array]:
-        return [noisy(leaf, noise.of(split(key, np.arange(1))[0], leaf)) for leaf in leaves]
-
-    return jax.tree.unflatten(treedef, once(draw, key))
-
-
-def _draw_groups(
-    leaves: list[jax.Array], key: jax.Array, noise: Noise, noisy: Noisy
-) -> list[jax.Array]:
-    """Returns noisy leaves, with the same bits as if each were drawn alone.
+def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTree:
+    """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf.
 
     In a program for one device, the noise of all small leaves is drawn as the rows of one matrix.
+    The bits are the same as if each leaf were drawn alone.
     """
-    in_rows = np.array([_fits_rows(key, leaf, noise) for leaf in leaves], bool)
-    results = list(leaves)
+    leaves, treedef = jax.tree.flatten(tree)
+    in_rows = np.array([len(leaves) > 1 and _fits_rows(key, x, noise) for x in leaves], bool)
     for draw, chosen in ((_draw_rows, in_rows), (_draw_stacks, ~in_rows)):
         numbers = np.flatnonzero(chosen)
         if numbers.size:
             drawn = draw([leaves[i] for i in numbers], key, numbers, noise, noisy)
             for i, leaf in zip(numbers, drawn, strict=True):
-                results[i] = leaf
-    return results
+                leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def _fits_rows(key: jax.Array, leaf: jax.Array, noise: Noise) -> bool:
@@ -145,7 +127,10 @@ def _draw_stacks(
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
-    """Returns noisy leaves. Noise for leaves of the same shape is drawn in a loop."""
+    """Returns noisy leaves. Noise for leaves of the same shape is drawn in a loop.
+
+    Otherwise, a program for several devices would compile the draw of each leaf.
+    """
     groups = groups_to_stack(leaves)
     single = [indices[0] for indices in groups if len(indices) == 1]
 

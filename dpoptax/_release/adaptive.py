@@ -10,12 +10,11 @@ import optax
 
 from dpoptax._clipped_sum.clip_per_example import clip_each
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
-from dpoptax._clips.clip import Clip, clip_norm, positive
-from dpoptax._clips.encoding import UnitClip
+from dpoptax._clips.clip import Clip, UnitClip, clip_norm, positive
 from dpoptax._points.points import ReferenceState
 from dpoptax._random.keys import check_noise_key
-from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
-from dpoptax._release.ledger import Mechanism, begin, check_mechanism
+from dpoptax._release.gaussian import noisy_mean_of
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
@@ -176,7 +175,7 @@ class AdaptiveNoiseState(SerializableState):
       threshold: C_t, a float32 scalar, stored where `gradient_points` finds it.
     """
 
-    noise: GaussianNoiseState
+    noise: NoiseState
     threshold: ReferenceState
 
 
@@ -228,8 +227,7 @@ def adaptive_gaussian_noise(
 
     def init_fn(params: PyTree) -> AdaptiveNoiseState:
         threshold = jnp.asarray(clip.initial_l2_clip_norm, jnp.float32)
-        noise = GaussianNoiseState(**begin(mechanism, key, params))
-        return AdaptiveNoiseState(noise, ReferenceState(threshold))
+        return AdaptiveNoiseState(begin(mechanism, key, params), ReferenceState(threshold))
 
     def update_fn(
         updates: PyTree, state: AdaptiveNoiseState, params: PyTree = None

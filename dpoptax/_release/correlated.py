@@ -13,9 +13,8 @@ from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._random.keys import check_noise_key, fold_in
 from dpoptax._random.tree_noise import add_noise
 from dpoptax._release.correlated_fixed_point import add_correlated_noise, begin_buffers
-from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
 from dpoptax._release.release import release
-from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 from dpoptax.matrix._participation import Strategy
 from dpoptax.matrix._strategies import BandedToeplitz
@@ -26,23 +25,15 @@ if TYPE_CHECKING:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CorrelatedNoiseState(SerializableState):
-    """Holds the state of `correlated_noise`, including the ledger of its releases.
+class CorrelatedNoiseState(NoiseState):
+    """Holds the state of `correlated_noise`: that of every noise stage, and buffers.
 
     Attributes:
-      count: the number of noisy releases so far, int32.
-      key: the typed key that each step's key is folded from.
       buffers: noise of earlier steps that later steps reuse; empty if the noise is redrawn. Keep it
         as secret as the key: with either, an adversary can subtract the noise.
-      mechanism: the mechanism of each release, including its strategy. Static.
-      imprint: as in `GaussianNoiseState`.
     """
 
-    count: jax.Array
-    key: jax.Array
     buffers: PyTree
-    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
-    imprint: Imprint | None = None
 
 
 class _Noising(NamedTuple):
@@ -142,7 +133,8 @@ def correlated_noise(
         noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:
-        return CorrelatedNoiseState(**begin(mechanism, key, params), buffers=noising.init(params))
+        begun = begin(mechanism, key, params)
+        return CorrelatedNoiseState(**vars(begun), buffers=noising.init(params))
 
     def update_fn(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None

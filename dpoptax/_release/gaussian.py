@@ -1,6 +1,5 @@
 """Adds Gaussian noise to clipped sums."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,36 +12,17 @@ import optax
 from dpoptax._clipped_sum.clip_per_example import clip_per_example
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._clips.clip import Clip, as_clip
-from dpoptax._clips.encoding import encodes
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random.keys import check_noise_key
 from dpoptax._random.tree_noise import add_noise
-from dpoptax._release.ledger import Imprint, Mechanism, begin, check_mechanism
+from dpoptax._release.fixed_point import add_noise as add_integers
+from dpoptax._release.fixed_point import grid_of, sensitivity_on_grid
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
 from dpoptax._release.release import release
-from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
 
 if TYPE_CHECKING:
     from dpoptax.sampling import Sampler
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class GaussianNoiseState(SerializableState):
-    """Holds the state of `gaussian_noise`, including the ledger of its releases.
-
-    Attributes:
-      count: the number of noisy releases so far, int32.
-      key: the typed key that each step's key is folded from.
-      mechanism: the mechanism of each release. Static.
-      imprint: the mechanism as arrays, which `update` and `ledgers` compare with `mechanism`, and
-        the reasons for refused releases.
-    """
-
-    count: jax.Array
-    key: jax.Array
-    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
-    imprint: Imprint | None = None
 
 
 def gaussian_noise(
@@ -123,12 +103,12 @@ def gaussian_noise(
     key = check_noise_key(key)
     mechanism = _mechanism(noise_multiplier, batch_size, fixed_point, sampler)
 
-    def init_fn(params: PyTree) -> GaussianNoiseState:
-        return GaussianNoiseState(**begin(mechanism, key, params))
+    def init_fn(params: PyTree) -> NoiseState:
+        return begin(mechanism, key, params)
 
     def update_fn(
-        updates: PyTree, state: GaussianNoiseState, params: PyTree = None
-    ) -> tuple[PyTree, GaussianNoiseState]:
+        updates: PyTree, state: NoiseState, params: PyTree = None
+    ) -> tuple[PyTree, NoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
             return noisy_mean_of(clipped, mechanism, state.count, step_key), None
 
@@ -203,7 +183,7 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
     0.01
     """
     clip = as_clip(clip)
-    if encodes(clip):
+    if clip.encodes:
         raise ValueError(
             f"`clip` must not decode the noisy mean, got {clip}. Its noise does not have a single "
             "standard deviation."
@@ -266,13 +246,11 @@ def _add_in_fixed_point(
 ) -> PyTree:
     if mechanism.noise_multiplier == 0.0 and clipped.terms.grid is None:
         return clipped.sum
-    from dpoptax._release import fixed_point as _fixed_point
-
-    step = _fixed_point.grid_of(clipped, mechanism)
-    sensitivity = _fixed_point.sensitivity_on_grid(clipped, step)
+    step = grid_of(clipped, mechanism)
+    sensitivity = sensitivity_on_grid(clipped, step)
 
     def add(multiplier: float) -> PyTree:
-        return _fixed_point.add_noise(clipped.sum, multiplier * sensitivity, key, step)
+        return add_integers(clipped.sum, multiplier * sensitivity, key, step)
 
     if mechanism.schedule is None:
         return add(mechanism.noise_multiplier)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 import zlib
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -107,42 +107,30 @@ class Imprint(SerializableState):
     points: jax.Array
 
 
-class LedgerState(Protocol):
-    """Declares the fields that the state of every noise stage has."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NoiseState(SerializableState):
+    """Holds the state of a noise stage, including the ledger of its releases.
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def count(self) -> jax.Array:
-        """Returns the number of releases."""
-
-    @property
-    def key(self) -> jax.Array:
-        """Returns the key of the noise."""
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """Returns what the stage releases."""
-
-    @property
-    def imprint(self) -> Imprint | None:
-        """Returns the imprint; `None` in states of earlier versions."""
-
-
-State = TypeVar("State", bound=LedgerState)
-
-
-class Beginning(TypedDict):
-    """Holds the fields of a `LedgerState` before any release."""
+    Attributes:
+      count: the number of noisy releases so far, int32.
+      key: the typed key that each step's key is folded from.
+      mechanism: the mechanism of each release. Static.
+      imprint: the mechanism as arrays, which `update` and `ledgers` compare with `mechanism`, and
+        the reasons for refused releases.
+    """
 
     count: jax.Array
     key: jax.Array
-    mechanism: Mechanism
+    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
     imprint: Imprint
 
 
-def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
-    """Returns the fields of a noise stage's state before any release.
+State = TypeVar("State", bound=NoiseState)
+
+
+def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> NoiseState:
+    """Returns the state of a noise stage before any release.
 
     Raises:
       TypeError: a leaf of `params` is not an array.
@@ -154,12 +142,8 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     refused, points = jnp.zeros([], jnp.uint32), jnp.zeros([], jnp.uint32)
-    return {
-        "count": count,
-        "key": _copy_key(key),
-        "mechanism": mechanism,
-        "imprint": _signed(count, Imprint(values, _fingerprint(key), refused, refused, points)),
-    }
+    imprint = Imprint(values, _fingerprint(key), refused, refused, points)
+    return NoiseState(count, _copy_key(key), mechanism, _signed(count, imprint))
 
 
 def replace_key(state: State, key: jax.Array) -> State:
@@ -169,7 +153,7 @@ def replace_key(state: State, key: jax.Array) -> State:
     return dataclasses.replace(state, key=key, imprint=signed)
 
 
-def check_state(state: LedgerState, mechanism: Mechanism) -> None:
+def check_state(state: NoiseState, mechanism: Mechanism) -> None:
     """Raises an error if types, shapes or static fields of `state` do not match."""
     if not is_ledger(state):
         raise TypeError(
@@ -186,7 +170,7 @@ def check_state(state: LedgerState, mechanism: Mechanism) -> None:
         )
 
 
-def refusals(state: LedgerState, mechanism: Mechanism, own_rows: jax.Array | np.bool_) -> jax.Array:
+def refusals(state: NoiseState, mechanism: Mechanism, own_rows: jax.Array | np.bool_) -> jax.Array:
     """Returns the reasons to refuse a release, including earlier reasons.
 
     The reasons are bits of a uint32; 0 for none.
@@ -200,7 +184,7 @@ def refusals(state: LedgerState, mechanism: Mechanism, own_rows: jax.Array | np.
     return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
-def refusals_so_far(state: LedgerState) -> int:
+def refusals_so_far(state: NoiseState) -> int:
     """Returns the bits of the reasons to refuse further releases, 0 for none."""
     found = _read_refusals(
         state.count, state.key, imprint_of(state), _values(state.mechanism), np.bool_(True)
@@ -253,9 +237,9 @@ def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
     return dataclasses.replace(state, count=count, imprint=signed)
 
 
-def is_ledger(x: object) -> TypeGuard[LedgerState]:
+def is_ledger(x: object) -> TypeGuard[NoiseState]:
     """Returns whether `x` is the state of a noise stage."""
-    return isinstance(getattr(x, "mechanism", None), Mechanism)
+    return isinstance(x, NoiseState)
 
 
 def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
@@ -313,7 +297,7 @@ def _copy_key(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
-def imprint_of(state: LedgerState) -> Imprint:
+def imprint_of(state: NoiseState) -> Imprint:
     """Returns the imprint of a noise stage's state, or raises an error if it has none."""
     imprint = getattr(state, "imprint", None)
     if not isinstance(imprint, Imprint):
@@ -326,7 +310,7 @@ def imprint_of(state: LedgerState) -> Imprint:
     return imprint
 
 
-def check_imprint(state: LedgerState) -> None:
+def check_imprint(state: NoiseState) -> None:
     """Raises an error if a ledger's arrays have changed their dtypes."""
     imprint = imprint_of(state)
     kinds = {

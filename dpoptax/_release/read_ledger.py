@@ -15,8 +15,8 @@ from dpoptax._release.ledger import (
     OTHER_MECHANISM,
     OTHER_ROWS,
     TOO_MANY,
-    LedgerState,
     Mechanism,
+    NoiseState,
     check_imprint,
     imprint_of,
     is_ledger,
@@ -139,7 +139,7 @@ def read_ledgers(opt_state: PyTree) -> LedgerReadings:
     return LedgerReadings((found,), ensemble=False, keys=key_fingerprints(opt_state))
 
 
-def states_in(opt_state: PyTree) -> list[LedgerState]:
+def states_in(opt_state: PyTree) -> list[NoiseState]:
     """Returns the states of noise stages, with variables of `nnx` as arrays."""
     leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
     return [leaf for leaf in leaves if is_ledger(leaf)]
@@ -186,7 +186,7 @@ def runs_of(opt_state: PyTree) -> list[PyTree]:
     ]
 
 
-def _raise_refusals(state: LedgerState) -> None:
+def _raise_refusals(state: NoiseState) -> None:
     bits = refusals_so_far(state)
     if not bits:
         return

@@ -9,7 +9,6 @@ import numpy as np
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum, check_clipped_sum
 from dpoptax._clips.clip import Clip
-from dpoptax._clips.encoding import own_stage
 from dpoptax._random.keys import fold_in
 from dpoptax._release.ledger import (
     Mechanism,
@@ -100,7 +99,7 @@ def _check_clip(used: Clip, clip: Clip | None) -> None:
             f"The clipped sum was made with {used}, but this stage was made with {clip}. Pass the "
             "same clip to both."
         )
-    if clip is None and (stage := own_stage(used)):
+    if clip is None and (stage := used.own_stage):
         raise TypeError(
             f"The clipped sum was made with {used}, whose only noise stage is `{stage}`. Use that "
             "stage, or a clip with a fixed bound, such as `dpoptax.l2_clip`."

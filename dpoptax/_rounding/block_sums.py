@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._clips.clip import Clip
-from dpoptax._clips.encoding import EncodingClip
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF, gamma
 from dpoptax._support.tree import PyTree, widen
 
@@ -168,7 +167,9 @@ def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
       entries: the number of entries of the sum.
       ratio: M, such that f S ≤ M C.
     """
-    # The longest block within the limit, since `block_rounding` is about 2 u b² L M.
+    # The longest block within the limit, since `block_rounding` is about 2 u b² L M: each of b L
+    # additions errs by u, relative to the block's b summands of at most M C, with an example and
+    # without it.
     most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
     least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
     return max(1, min(most, least))
@@ -322,6 +323,7 @@ def _sum_in_turn(
 ) -> jax.Array:
     """Adds each block to a total; unless `plain`, more than two with the rounding errors."""
     count = blocks[0].shape[0]
+    # Two blocks need no compensation: the only addition rounds once.
     if count == 2:  # a loop would read and write the total twice
         return block_sum(*(x[0] for x in blocks)) + block_sum(*(x[1] for x in blocks))
     if plain:
@@ -387,7 +389,7 @@ def sum_statistic(
     clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
 ) -> jax.Array | None:
     """Returns the sum of the geometry's statistic over used examples, if it has one."""
-    value = clip.statistic(norms, reference) if isinstance(clip, EncodingClip) else None
+    value = clip.statistic(norms, reference)
     if value is None:
         return None
     if whole.examples > _STATISTIC_EXAMPLES:

@@ -102,7 +102,7 @@ def step_rounding(count: int, rows: int, columns: int, largest: float, examples:
       largest: as for `make_steps`.
       examples: an upper bound of the sum, relative to C.
     """
-    # A step is at most twice as long as necessary.
+    # A step is at most twice as long as necessary, since its length is a power of two.
     step = 2.0**-29 * largest
     fine = step * 2.0 ** -_fine_bits(count)
     added = 0.5 * fine * rows * math.sqrt(columns)
@@ -171,6 +171,7 @@ def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     A row is at the place where it last occurs. All other places hold rows beyond the table.
     """
     rows, numbers = rows.astype(jnp.int32), jnp.arange(len(rows), dtype=jnp.int32)
+    # A maximum does not depend on the order of updates, unlike the first or last write.
     places = jnp.zeros(size, jnp.int32).at[rows].max(numbers)[rows]
     return jnp.where(places == numbers, rows, size + numbers), places
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,9 +28,15 @@ def register() -> None:
     if importlib.util.find_spec("flax") is None:
         return
     serialization: Any = importlib.import_module("flax.serialization")
-    for cls in set(SerializableState.__subclasses__()) - _registered:
+    for cls in set(_subclasses(SerializableState)) - _registered:
         serialization.register_serialization_state(cls, _to_state_dict, _from_state_dict)
         _registered.add(cls)
+
+
+def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _subclasses(cls)
 
 
 def _stored(x: Any) -> list[str]:

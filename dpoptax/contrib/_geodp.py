@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
-from dpoptax._clips.clip import clip_norm, positive
-from dpoptax._clips.encoding import UnitClip, encodes
+from dpoptax._clips.clip import UnitClip, clip_norm, positive
 from dpoptax._random.keys import check_threefry_key
 from dpoptax._random.tree_noise import standard_normal
-from dpoptax._release.gaussian import GaussianNoiseState
-from dpoptax._release.ledger import Mechanism, begin, check_mechanism
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree, widen
 from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
@@ -71,11 +69,11 @@ def geodp(
     mechanism = Mechanism(noise_multiplier, batch_size, unproven=UNPROVEN)
     key = check_threefry_key(key)
 
-    def init_fn(params: PyTree) -> GaussianNoiseState:
-        return GaussianNoiseState(**begin(mechanism, key, params))
+    def init_fn(params: PyTree) -> NoiseState:
+        return begin(mechanism, key, params)
 
     def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-        if encodes(clipped.clip):
+        if clipped.clip.encodes:
             raise TypeError(
                 "`geodp` computes angles itself and must not get encoded gradients, got "
                 f"{clipped.clip}. Clip with `dpoptax.l2_clip`, or use `dpoptax.gaussian_noise` "
@@ -92,8 +90,8 @@ def geodp(
         return restore(from_hyperspherical(norm, angles)), None
 
     def update_fn(
-        updates: PyTree, state: GaussianNoiseState, params: PyTree = None
-    ) -> tuple[PyTree, GaussianNoiseState]:
+        updates: PyTree, state: NoiseState, params: PyTree = None
+    ) -> tuple[PyTree, NoiseState]:
         released, _, state = release(updates, state, params, mechanism, noisy_mean)
         return released, state
 

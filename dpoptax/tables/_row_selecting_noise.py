@@ -11,8 +11,8 @@ import optax
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._random.keys import check_threefry_key
-from dpoptax._release.gaussian import GaussianNoiseState, noisy_mean_of
-from dpoptax._release.ledger import Mechanism, begin, check_mechanism, imprint_of
+from dpoptax._release.gaussian import noisy_mean_of
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism, imprint_of
 from dpoptax._release.release import release
 from dpoptax._support.marks import COUNTED, NOISE, RELEASE, SELECTED, mark
 from dpoptax._support.serialization import SerializableState
@@ -59,7 +59,7 @@ class RowSelectingNoiseState(SerializableState):
       noise: the state of the noise stage, with the ledger.
     """
 
-    noise: GaussianNoiseState
+    noise: NoiseState
 
 
 def row_selecting_noise(
@@ -105,7 +105,7 @@ def row_selecting_noise(
     _check_false(clip.selection, _selecting(clip, mechanism))
 
     def init_fn(params: PyTree) -> RowSelectingNoiseState:
-        return RowSelectingNoiseState(GaussianNoiseState(**begin(mechanism, key, params)))
+        return RowSelectingNoiseState(begin(mechanism, key, params))
 
     def update_fn(
         updates: PyTree, state: RowSelectingNoiseState, params: PyTree = None

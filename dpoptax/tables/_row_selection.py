@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._clips.clip import Clip, as_clip, positive
-from dpoptax._clips.encoding import EncodingClip
 from dpoptax._support.marks import CLIPPED, EXAMPLES, mark
 from dpoptax._support.tree import PyTree
 
@@ -79,10 +78,9 @@ class RowSelection:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowSelectingClip(EncodingClip):
+class RowSelectingClip(Clip):
     """Clipping geometry of `row_selecting_clip`, for gradients of selected rows."""
 
-    encodes: ClassVar[bool] = False
     selects: ClassVar[bool] = True
     own_stage: ClassVar[str | None] = "dpoptax.tables.row_selecting_noise"
 
@@ -142,7 +140,7 @@ def row_selecting_clip(
     1.111
     """
     clip = as_clip(clip)
-    if isinstance(clip, EncodingClip):
+    if clip.encodes or clip.own_stage:
         raise TypeError(
             "`clip` must only scale gradients, like `dpoptax.l2_clip(1.0)` or "
             f"`dpoptax.automatic_clip(1.0)`, got {clip!r}. Clips that encode gradients or follow "

@@ -24,7 +24,7 @@ from dpoptax._ghost_clipping.norms.factor_products import (
 )
 from dpoptax._ghost_clipping.sums import (
     ghost_clipped_sum,
-    joined_products,
+    product_sums,
     weighted_products,
 )
 from dpoptax._ghost_clipping.transformed import cotangents, pulled_back_norms
@@ -250,7 +250,7 @@ def layout_sum(machine):
 def product_sum(machine, factored, blocks=1, examples=None):
     """Gradients whose parts are together M times as large as their sum."""
     if examples is None:
-        examples = blocks * joined_products.split_sum(factored(1), 1).block
+        examples = blocks * product_sums.split_sum(factored(1), 1).block
     given = factored(examples)
     total = lambda w: ghost_clipped_sum.sum_products(  # noqa: E731
         given, w, bound=1.0, examples=examples

@@ -11,7 +11,7 @@ import pytest
 import dpoptax
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._losses import entry_rules, rules
+from dpoptax._losses import entry_rules
 from dpoptax._release import fixed_point
 from dpoptax._rounding import bounds
 from dpoptax.auditing import _worst_example as adversary
@@ -630,8 +630,9 @@ def test_norms_and_sums_contract_at_full_precision(way, monkeypatch):
 
 def test_sum_over_positions_is_stored_before_its_norm():
     """Norm and sum read one stored sum, because recomputed sums may differ if terms cancel."""
-    shift = entry_rules.Addition(rules.FactorLayout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
-    cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
+    part, cotangent = (jax.ShapeDtypeStruct((n, 3), jnp.float32) for n in (1, 4))
+    (added,) = jax.make_jaxpr(jax.lax.add)(part, cotangent).eqns
+    shift = entry_rules.EntryUse.build(added, 0)
     jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
     names = [eqn.primitive.name for eqn in helpers.equations(jaxpr.jaxpr)]
     assert names.index("reduce_sum") < names.index("cond")

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._ghost_clipping.two_turns import recomputed_sum
+from dpoptax._ghost_clipping.backward import part_sums, recomputed_sum
 from tests import helpers
 from tests.clipped_grad.adversary_test import CLIPS, QUICK, WAYS, _attack
 
@@ -196,12 +196,8 @@ def test_example_moves_bfloat16_sum_by_at_most_the_bound(program, way, method, m
 @pytest.mark.parametrize("limited", [True, False])
 def test_bound_holds_if_passes_disagree(limited, monkeypatch):
     """The second pass sums gradients that are four times as long as the measured ones."""
-    measure = recomputed_sum._LimitedUse.norms
-
-    def short(use, operand, cotangent):
-        return measure(use, operand, cotangent) / 4
-
-    monkeypatch.setattr(recomputed_sum._LimitedUse, "norms", short)
+    measure = part_sums.part_length
+    monkeypatch.setattr(part_sums, "part_length", lambda piece: measure(piece) / 4)
     if not limited:
         monkeypatch.setattr(
             recomputed_sum, "limited_coefficients", lambda limits, length: limits.factor

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import dpoptax
+from dpoptax._random.tree_noise import add_noise
 from dpoptax._support.xla import unstack
+from tests.helpers import equations
 
 pytestmark = pytest.mark.optimized
 
@@ -44,6 +47,20 @@ def _programs(layers):
 def test_more_layers_add_hardly_any_programs():
     few, many = len(_programs(10)), len(_programs(18))
     assert many - few < 2, f"10 layers need {few} programs, 18 need {many}"
+
+
+def test_more_leaves_add_few_operations_on_several_devices():
+    """The draws of alike leaves are one loop, since each would be compiled separately."""
+    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def operations(leaves):
+        bias = jax.ShapeDtypeStruct((16,), jnp.float32, sharding=replicated)
+        draw = jax.make_jaxpr(lambda tree, key: add_noise(tree, 1.0, key))
+        return len(list(equations(draw([bias] * leaves, jax.random.key(0)).jaxpr)))
+
+    # The noise is added to each leaf, and a draw takes more than 200 operations.
+    assert operations(20) - operations(10) < 10 * 20
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: jax.vmap(f, 1)])

@@ -5,8 +5,11 @@ a `jax.custom_vjp` around each use computes another array from its operand and c
 dense layer `y = x @ w` and a batch of B examples, the types are:
 
 - `BatchFunction`: maps `x`, (B, R), and ∂ℓ/∂y, (B, D), to the array that replaces the derivative.
-- `UseRunner`: runs the loss with such a function for each use.
-- `UseSum`: the function whose result is Σ_i c_i x_iᵀ ∂ℓ_i/∂y, (R, D).
+- `UseSum`: the function whose result is Σ_i c_i x_iᵀ ∂ℓ_i/∂y, (R, D), with c_i from a `Weighing`.
 - `UsePlaces`: adds the sums of uses to arrays like the parameters.
+- `PartSums`: runs the loss with such a function for each use, to measure or to sum.
 - `BatchDevices`: the devices that share the examples.
+
+The engines are `streamed_sum`, where c_i comes from the clip of `w` alone, and `recomputed_sum`,
+where a first turn gives c_i, (B,), and a limit for each summand of the second turn (`PartLimits`).
 """

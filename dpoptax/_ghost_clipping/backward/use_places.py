@@ -14,7 +14,7 @@ from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.views import View
-from dpoptax._points.points import GradientPoints, is_unweighted
+from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree, float32_at_least
 
 # The clipped sum, shaped like the parameters, and the sum of the geometry's statistic, if any.
@@ -69,8 +69,8 @@ def leaf_of(use: Use) -> int:
 
 def view_of_use(use: Use) -> View:
     """Returns the entries of the only parameter of a use."""
-    (planned,) = read_use(use)
-    assert planned.view is not None
+    planned = read_use(use)
+    assert planned is not None
     return planned.view
 
 
@@ -84,15 +84,14 @@ def check_uses(program: Program, points: GradientPoints, method: str) -> None:
 def _find_obstacle(program: Program, points: GradientPoints) -> str | None:
     """Returns why uses cannot be summed separately, as part of an error; `None` if they can."""
     params = points.points[0]
-    # A weight of 1.0 is a number at trace time; see `clipped_grad`.
-    if not is_unweighted(points) or points.tangent is not None:
+    unweighted = isinstance(points.weights[0], float) and points.weights == (1.0,)
+    if not unweighted or points.tangent is not None:
         return "one gradient point of weight 1.0, and methods such as `dpoptax.disk` have several."
     leaves = jax.tree_util.tree_leaves_with_path(params)
     paths = [jax.tree_util.keystr(path) or "the parameter" for path, _ in leaves]
     for use in program.uses:
-        planned = read_use(use)
         names = ", ".join(paths[leaf] for leaf in sorted(use.value.leaves))
-        if len(planned) != 1 or planned[0].cut is not None:
+        if read_use(use) is None:
             return (
                 "parameters that are only moved or scaled before they meet data, and "
                 f"{names} is computed on before {use.rule.name}."

@@ -112,6 +112,8 @@ def _use_with_probe(step: Step, batch: BatchFunction) -> Callable[..., jax.Array
     respect to the probe is the function's result for all examples that `jax.vmap` maps over.
     """
 
+    # `jax.vmap` would map the function over examples, but it needs all of them at once. So its own
+    # rule for vmap gets the whole batch, and says that the result has no axis of examples.
     @jax.custom_batching.custom_vmap
     def result(operand: jax.Array, cotangent: jax.Array, own: PyTree) -> jax.Array:
         del operand, cotangent, own

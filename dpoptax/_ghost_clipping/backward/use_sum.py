@@ -25,14 +25,14 @@ from dpoptax._ghost_clipping.precision import is_precise
 from dpoptax._ghost_clipping.records.record_points import recorded, recorded_dtype
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import product_rounding, sum_products
+from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
 from dpoptax._losses.program import Use
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._points.points import weigh
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._rounding.bounds import NormBounds, Piece, formed_bounds, within_range
-from dpoptax._support.tree import PyTree
+from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import materialize
 
 # Sums that devices share and that are larger than this are computed in slices. A slice fits in the
@@ -76,48 +76,55 @@ class UseGradients(NamedTuple):
         )
 
 
+class Weighing(NamedTuple):
+    """Says how the gradients of one part are weighted in a sum.
+
+    Attributes:
+      bound: an upper bound of the norm of a weighted gradient.
+      coefficients: `coefficients(piece, given, rounding)` returns the weights of measured
+        gradients, (B,), from given arrays (B, …). `rounding` is that of the sum over a device's
+        examples.
+    """
+
+    bound: float
+    coefficients: Callable[[Piece, PyTree, block_sums.Rounding], jax.Array]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class UseSum:
     """Sums the weighted gradients of one use, in each step of its scans.
 
     Attributes:
       use: the use.
-      bound: an upper bound of the norm of a weighted gradient.
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
       devices: the devices that share the batch.
       spec: how the sum is sharded over the devices, with the axes of the rule's layout.
     """
 
     use: Use
-    bound: float
     factor_dtype: DTypeLike | None
     devices: BatchDevices
     spec: P
 
-    def coefficients(self, piece: Piece, given: PyTree, rounding: block_sums.Rounding) -> jax.Array:
-        """Returns the weights of measured gradients, (B,), from given arrays (B, …).
-
-        `rounding` is that of the sum over a device's examples.
-        """
-        raise NotImplementedError
-
-    def batch_sum(self, operand: jax.Array, cotangent: jax.Array, given: PyTree) -> jax.Array:
+    def batch_sum(
+        self, weighing: Weighing, operand: jax.Array, cotangent: jax.Array, given: PyTree
+    ) -> jax.Array:
         """Returns the weighted sum in float32, with the axes of the rule's layout."""
-        arrays = operand, cotangent, given
         slices = self._slices(operand.shape[0] // self.devices.count)
+        local = functools.partial(self._device_sum, weighing, slices)
         if slices is None:
-            return self.devices.add(lambda *arrays: self._device_sum(*arrays)(), self.spec)(*arrays)
-        return self.devices.add_slices(
-            lambda *arrays: self._device_sum(*arrays, slices=slices), self.spec, slices
-        )(*arrays)
+            add = self.devices.add(lambda *arrays: local(*arrays)(), self.spec)
+        else:
+            add = self.devices.add_slices(local, self.spec, slices)
+        return add(operand, cotangent, given)
 
     def gradients(self, operand: jax.Array, cotangent: jax.Array) -> UseGradients:
         """Returns the gradients from operands and cotangents (B, …)."""
         member, examples = self._member, operand.shape[0]
         layout = member.layout
         # `use_runner` keeps cotangents in the working range, but not those that are scaled here.
-        changed = cotangent.dtype == jnp.float16 or member.scale != 1.0
-        cotangent = weigh(cotangent, 1.0, member.scale)
+        changed = cotangent.dtype == jnp.float16 or member.view.scale != 1.0
+        cotangent = weigh(cotangent, 1.0, member.view.scale)
         operand, cotangent = materialize(
             (self._recorded(operand, True), self._recorded(cotangent, changed))
         )
@@ -173,49 +180,62 @@ class UseSum:
 
     def _device_sum(
         self,
+        weighing: Weighing,
+        slices: Slices | None,
         operand: jax.Array,
         cotangent: jax.Array,
         given: PyTree,
-        *,
-        slices: Slices | None = None,
     ) -> Callable[..., jax.Array]:
         """Returns `total(start)`, the sum over a device's examples, or a slice of it."""
         measured = self.gradients(operand, cotangent)
         rounding = self.rounding(measured)
         sliced = _Slicing(measured.layout, slices)
         if measured.is_formed:
-            found = self._sum_formed(measured, given, rounding)
+            found = _form_and_sum(weighing, measured, given, rounding)
             return lambda start=0: sliced.fold(found)
-        coefficients = self.coefficients(measured.piece(), given, rounding)
+        coefficients = weighing.coefficients(measured.piece(), given, rounding)
 
         def total(start: jax.Array | int = 0) -> jax.Array:
             found = sum_products(
                 sliced.factors(measured.factored, start),
                 coefficients,
-                bound=self.bound,
+                bound=weighing.bound,
                 examples=measured.examples,
             )
             return sliced.fold(found)
 
         return total
 
-    def _sum_formed(
-        self, measured: UseGradients, given: PyTree, rounding: block_sums.Rounding
-    ) -> jax.Array:
-        """Returns the weighted sum of gradients, each formed and measured when it is added."""
-        sizes, (segment,) = measured.factored.sizes, measured.factored.segments
-        arrays, structure = jax.tree.flatten((segment, given))
-
-        def block_sum(*arrays: jax.Array) -> jax.Array:
-            segment, given = jax.tree.unflatten(structure, arrays)
-            formed = materialize(within_range(multiply_factors([segment], sizes)))
-            piece = _formed_piece(formed_bounds(formed))
-            return block_sums.sum_weighted(self.coefficients(piece, given, rounding), formed)
-
-        return block_sums.sum_in_blocks(block_sum, *arrays, block=_formed_block(measured))
-
     def _recorded(self, x: jax.Array, finite: bool) -> jax.Array:
         return recorded(x, recorded_dtype(x.dtype, self.factor_dtype), finite=finite)
+
+
+def _form_and_sum(
+    weighing: Weighing, measured: UseGradients, given: PyTree, rounding: block_sums.Rounding
+) -> jax.Array:
+    """Returns the weighted sum of gradients, each formed and measured when it is added."""
+    sizes, (segment,) = measured.factored.sizes, measured.factored.segments
+    arrays, structure = jax.tree.flatten((segment, given))
+
+    def block_sum(*arrays: jax.Array) -> jax.Array:
+        segment, given = jax.tree.unflatten(structure, arrays)
+        return sum_formed(weighing, rounding, multiply_factors([segment], sizes), given)
+
+    return block_sums.sum_in_blocks(block_sum, *arrays, block=_formed_block(measured))
+
+
+def sum_formed(
+    weighing: Weighing, rounding: block_sums.Rounding, gradient: jax.Array, given: PyTree
+) -> jax.Array:
+    """Returns the weighted sum of formed gradients, (B, …), measured as they are added."""
+    formed, piece = measure_formed(gradient)
+    return block_sums.sum_weighted(weighing.coefficients(piece, given, rounding), formed)
+
+
+def measure_formed(gradient: jax.Array) -> tuple[jax.Array, Piece]:
+    """Returns formed gradients, (B, …), in the working range, and their sizes."""
+    formed = materialize(within_range(widen(gradient)))
+    return formed, _formed_piece(formed_bounds(formed))
 
 
 def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], added: int) -> float:

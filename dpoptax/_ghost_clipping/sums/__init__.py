@@ -8,7 +8,7 @@ batch of B examples, the types are:
 - `GradientSums`: Σ_i c_i G_i, (R, D) for `w`. Formed gradients share vectors, so `b` is a slice of
   a vector.
 
-`weighted_products` sums products with one dense segment, such as `w`. Those with several segments
-and lookups are in `joined_products`, several points and formed uses in `formed_gradients`, many
-large matrices in `group_sums`, and computed kernels in `transformed_gradients`.
+`product_sums` adds up the segments of a product, which `weighted_products` weighs. Several points
+and formed uses are in `formed_gradients`, many large matrices in `group_sums`, and computed kernels
+in `transformed_gradients`.
 """

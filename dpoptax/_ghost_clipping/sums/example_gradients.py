@@ -24,6 +24,7 @@ from dpoptax._ghost_clipping.records.record_points import (
     pairs_by_point,
     weighted_pairs,
 )
+from dpoptax._ghost_clipping.sums.formed_gradients import add_gradients
 from dpoptax._points.points import weigh
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen
@@ -71,8 +72,6 @@ def collect_gradients(
     (first, *others), weights = records.at_points, records.points.weights
     gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
     if others or records.tangent is not None or plan.formed_uses:
-        from dpoptax._ghost_clipping.sums.formed_gradients import add_gradients
-
         gradients = add_gradients(gradients, plan, records)
     formed, bundles = _bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
@@ -131,7 +130,7 @@ def collect_factors(product: Product, records: Records, differences: bool) -> li
 
 def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> Segment:
     operand, cotangent, weight = pair
-    weights = [w for w in (weight, member.scale) if not (isinstance(w, float) and w == 1.0)]
+    weights = [w for w in (weight, member.view.scale) if not (isinstance(w, float) and w == 1.0)]
     if weights:
         # The selection also keeps the compiler from multiplying weights and coefficients in another
         # order.

@@ -22,26 +22,22 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
-from dpoptax._clips.encoding import EncodingClip, join, scaling
+from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
-from dpoptax._ghost_clipping.plan import Plan, fixed_sides, plan_whole_uses
+from dpoptax._ghost_clipping.plan import fixed_sides
 from dpoptax._ghost_clipping.records.record_points import record_points
 from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
     collect_gradients,
 )
+from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
 from dpoptax._ghost_clipping.sums.weighted_products import (
     FLOAT32_ERROR,
     absolute_ratio,
-    block_size,
-    flushed,
-    is_joined,
     is_plain,
     measure_product,
     sum_error,
-    sum_segment,
-    terms_per_entry,
 )
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
@@ -80,11 +76,6 @@ class GradientSums:
         ]
         return jax.tree.unflatten(structure, total)
 
-    @classmethod
-    def from_tree(cls, total: PyTree) -> "GradientSums":
-        """Returns sums that already have the shapes of the parameters."""
-        return cls(dict(enumerate(jax.tree.leaves(total))), [], ())
-
 
 # Sums of clipped gradients, and of the geometry's statistic if it has one.
 ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
@@ -118,7 +109,8 @@ def ghost_clipped_sum(
     """
     mask = program.loss.separate(examples.mask)
     cancel = _weights_cancel(points)
-    plan = _plan(program, points, examples.mask.shape[0])
+    has_tangent = points.tangent is not None
+    plan = make_plan(program, len(mask), len(points.points), has_tangent=has_tangent)
     records = record_points(
         program,
         points,
@@ -141,19 +133,10 @@ def ghost_clipped_sum(
     return total, program.loss.aux(records.at_points[0].outputs)
 
 
-def _plan(program: Program, points: GradientPoints, examples: int) -> Plan:
-    count, tangent = len(points.points), points.tangent is not None
-    if (found := plan_whole_uses(program, examples, count + tangent)) is not None:
-        return found
-    from dpoptax._ghost_clipping.make_plan import make_plan
-
-    return make_plan(program, examples, count, has_tangent=tangent)
-
-
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
     sums, statistic = total
-    return join(clip, sums.tree(params), statistic)
+    return clip.join(sums.tree(params), statistic)
 
 
 def _weights_cancel(points: GradientPoints) -> bool | jax.Array:
@@ -183,7 +166,7 @@ def clip_and_sum(
         nothing = jnp.zeros(mask.shape, jnp.float32)
         return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
-    scaled, groups = scaling(clip, reference), clip.groups(points.points[0])
+    scaled, groups = clip.scaling(reference), clip.groups(points.points[0])
     pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
     coefficients, norms, used = bounds.clip_coefficients(
         scaled, pieces, mask, group_count=1 + max(groups), tau=tau
@@ -199,8 +182,7 @@ def clip_and_sum(
         block_sums.sum_weighted(each, gradient)
         for gradient, each in zip(gradients.formed, by_piece[len(products) :], strict=True)
     ]
-    by_norms = isinstance(clip, EncodingClip)
-    statistic = sum_statistic(clip, reference, norms, used, whole) if by_norms else None
+    statistic = sum_statistic(clip, reference, norms, used, whole)
     return place_sums(gradients, parts, vectors), statistic
 
 
@@ -247,40 +229,6 @@ def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..
         return (function if factored.terms else traced)(factored, *args)
 
     return call
-
-
-def sum_products(
-    factored: FactoredGradients,
-    coefficients: jax.Array,
-    *,
-    bound: float,
-    examples: int,
-) -> jax.Array:
-    """Returns Σ_i coefficients[i] G_i, (K, R, D), for coefficients (B,).
-
-    The result is in float32 at least. The norm of a summand must be at most `bound`, and its parts
-    together at most M times `bound`. `product_rounding` bounds how one of the `examples` of the
-    whole batch changes the rounding.
-    """
-    if is_joined(factored):
-        from dpoptax._ghost_clipping.sums.joined_products import sum_joined
-
-        return sum_joined(factored, coefficients, bound=bound, examples=examples)
-    (segment,) = factored.segments
-    block = block_size(factored, examples, terms_per_entry(segment))
-    return sum_segment(segment, coefficients, block)
-
-
-def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
-    """Bounds how one example changes the rounding of `sum_products`."""
-    if is_joined(factored):
-        from dpoptax._ghost_clipping.sums.joined_products import joined_rounding
-
-        return joined_rounding(factored, examples)
-    terms = terms_per_entry(factored.segments[0])
-    block, ratio = block_size(factored, examples, terms), absolute_ratio(factored)
-    rounding = block_sums.block_rounding(examples, block, terms=terms, ratio=ratio)
-    return dataclasses.replace(rounding, own=flushed(factored))
 
 
 def place_sums(

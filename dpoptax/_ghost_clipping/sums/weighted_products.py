@@ -1,8 +1,7 @@
 """Measures gradients given by factors, sums them with coefficients, and bounds the rounding.
 
 The coefficient of an example multiplies one of its factors. The sum is then one contraction over
-examples and positions. Gradients with several segments, such as those of shared parameters and of
-lookup tables, are summed in `joined_products`.
+examples and positions. `product_sums` adds up the segments of a gradient.
 """
 
 import functools
@@ -18,6 +17,7 @@ from dpoptax._ghost_clipping.norms.factor_products import (
     Segment,
     is_one_hot,
 )
+from dpoptax._ghost_clipping.sums.group_sums import sum_by_group
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.bounds import (
     LARGEST_NUMBER,
@@ -74,12 +74,6 @@ def absolute_ratio(factored: FactoredGradients) -> float:
     return largest_ratio(terms)
 
 
-def is_joined(factored: FactoredGradients) -> bool:
-    """Returns whether gradients have several segments, fixed terms, or a one-hot factor."""
-    several = len(factored.segments) > 1 or bool(factored.terms)
-    return several or any(map(is_one_hot, factored.segments[0]))
-
-
 def is_plain(factored: FactoredGradients) -> bool:
     """Returns whether gradients have one segment without groups, and no fixed terms."""
     single = len(factored.segments) == 1 and not factored.terms
@@ -130,8 +124,6 @@ def sum_segment(
     together = functools.partial(in_blocks, _sum_positions, *weighted)
     if not factor_products.has_large_groups(sizes):
         return together()
-    from dpoptax._ghost_clipping.sums.group_sums import sum_by_group
-
     by_group = functools.partial(sum_by_group, weighted, sizes, in_blocks)
     found: jax.Array = lax.platform_dependent(tpu=by_group, default=together)
     return found

@@ -141,6 +141,7 @@ class OuterSum:
                     outside.append(y)
                 else:
                     inside.append((fixed, y))
+        # Several terms ask for the contraction with the same array, and it is the costly part.
         # Fixed arrays are compared by identity, because their values are traced.
         key = (along, *(id(fixed) for fixed, _ in inside))
         if key not in self.known:

@@ -10,7 +10,6 @@ point's factors and differences from them,
 and similarly for fixed terms V_j ⊙ w_j.
 """
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.plan import PullBackCounts
 from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
     NotFactoredError,
@@ -40,21 +40,6 @@ from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize
-
-
-@dataclasses.dataclass(frozen=True)
-class PullBackCounts:
-    """Counts the outer products and fixed terms after pulling back.
-
-    Attributes:
-      segments: the outer products of all points together.
-      positions: the positions of each outer product.
-      terms: the fixed terms of all points together.
-    """
-
-    segments: int
-    positions: int
-    terms: int
 
 
 def pull_back_points(

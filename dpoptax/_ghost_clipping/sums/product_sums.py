@@ -1,7 +1,8 @@
-"""Sums gradients with several segments or one-hot factors, and bounds the rounding.
+"""Sums the gradients of products with coefficients, and bounds the rounding.
 
-Each dense segment is one contraction over examples and positions. Segments with one-hot factors are
-added together as integers.
+Most products have one dense segment. Those of shared parameters and of several gradient points have
+several, and lookup tables have one-hot factors. Each dense segment is one contraction over examples
+and positions. Segments with one-hot factors are added together as integers.
 """
 
 import dataclasses
@@ -78,14 +79,19 @@ def split_sum(factored: FactoredGradients, examples: int) -> SumParts:
     return SumParts(dense, row_lookups, column_lookups, number, ratio, longest, block)
 
 
-def sum_joined(
+def sum_products(
     factored: FactoredGradients,
     coefficients: jax.Array,
     *,
     bound: float,
     examples: int,
 ) -> jax.Array:
-    """Returns Σ_i coefficients[i] G_i, (K, R, D), as `sum_products`."""
+    """Returns Σ_i coefficients[i] G_i, (K, R, D), for coefficients (B,).
+
+    The result is in float32 at least. The norm of a summand must be at most `bound`, and its parts
+    together at most M times `bound`. `product_rounding` bounds how one of the `examples` of the
+    whole batch changes the rounding.
+    """
     cut = split_sum(factored, examples)
     summand = cut.largest_summand
     found = [sum_segment(segment, coefficients, cut.block, summand) for segment in cut.dense]
@@ -107,8 +113,8 @@ def sum_joined(
     return table
 
 
-def joined_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
-    """Bounds how one example changes the rounding of `sum_joined`."""
+def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
+    """Bounds how one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, examples)
     found = _lookup_roundings(cut, factored.sizes, examples) if cut.has_lookups else []
     rounding = block_sums.Rounding()

@@ -1,0 +1,159 @@
+"""Finds the uses of parameters in a traced loss, and the opaque parameters.
+
+The gradient of the loss is followed back through the steps of its program.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable
+
+from jax.core import ShapedArray
+
+from dpoptax._losses.derived_views import find_nonlinear
+from dpoptax._losses.entry_rules import find_entry_rule
+from dpoptax._losses.program import (
+    ELEMENTWISE_PRIMITIVES,
+    Block,
+    DerivedValue,
+    Parameter,
+    PrivateValue,
+    Step,
+    Use,
+    Value,
+)
+from dpoptax._losses.read_loops import Repeated
+from dpoptax._losses.rules import Convolution, Dot, Rule
+from dpoptax._support.jaxprs import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
+from dpoptax._support.tree import is_real
+
+_CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
+    "dot_general": Dot,
+    "conv_general_dilated": Convolution,
+}
+
+
+def has_derivative(step: Step) -> bool:
+    """Returns whether a step passes gradients to its operands."""
+    return step.eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES
+
+
+@dataclasses.dataclass(eq=False)
+class UseFinder:
+    """Follows a gradient, and collects the uses and the opaque parameters that it meets.
+
+    Attributes:
+      parameters: the types of the parameters.
+      uses: the uses found, from the last to the first.
+      opaque: as `Program.opaque`, from the last operation to the first.
+      values: the values that the gradient reaches, at any depth.
+      steps: the steps that it passes.
+    """
+
+    parameters: tuple[ShapedArray, ...]
+    uses: list[Use] = dataclasses.field(default_factory=list, init=False)
+    opaque: dict[int, dict[str, int]] = dataclasses.field(default_factory=dict, init=False)
+    values: set[Value] = dataclasses.field(default_factory=set, init=False)
+    steps: set[Step] = dataclasses.field(default_factory=set, init=False)
+
+    def add(self, values: Iterable[Value]) -> None:
+        """Records that a gradient flows to values."""
+        for value in values:
+            if isinstance(value, PrivateValue) and carries_gradient(value.aval):
+                self.values.add(value)
+
+    def follow(self, block: Block, results: Iterable[Value]) -> None:
+        """Follows gradients back from results of a block."""
+        self.add(results)
+        for step in reversed(block.steps):
+            if self.values.isdisjoint(step.outputs):
+                continue
+            if step.body is not None:
+                self._follow_body(step, step.body)
+            # Scans are followed repeatedly, and each of their steps is met once.
+            elif step not in self.steps and has_derivative(step):
+                self.steps.add(step)
+                self.add(step.operands)
+                self.meet(step)
+
+    def _follow_body(self, step: Step, body: Block) -> None:
+        """Follows gradients back through a step with a body."""
+        self.steps.add(step)
+        if step.scan_id is None:
+            self.follow(body, self._results_with_gradient(step, body))
+            return
+        # Iterate to a fixed point, since a carry may pass a gradient from one step to the next.
+        known = -1
+        while known < len(self.values) and step.eqn.params["length"]:
+            known = len(self.values)
+            self.follow(body, self._results_with_gradient(step, body))
+        initial = list(itertools.compress(step.operands[step.carry], self._flowing(step, body)))
+        self.add(initial)
+        entries = zip(step.operands, body.inputs, strict=True)
+        self.add(outside for outside, inside in entries if inside in self.values)
+        self.meet_opaque(initial, "the carry of scan")
+        self.meet_opaque(self._results_with_gradient(step, body), "the results of scan")
+
+    def _results_with_gradient(self, step: Step, body: Block) -> list[Value]:
+        """Returns the results of a body to which a gradient flows."""
+        return list(itertools.compress(body.results, self._flowing(step, body)))
+
+    def _flowing(self, step: Step, body: Block) -> list[bool]:
+        """Returns whether a gradient flows to each result of a body.
+
+        One iteration of a scan reads what another has written to the carry.
+        """
+        found = [v in self.values for v in step.outputs]
+        if step.scan_id is not None:
+            for i, inside in enumerate(body.inputs[step.carry]):
+                found[i] |= inside in self.values
+        return found
+
+    def meet(self, step: Step) -> None:
+        """Records the use of a step, or that its parameters are opaque."""
+        derived = [(i, v) for i, v in enumerate(step.operands) if isinstance(v, DerivedValue)]
+        flowing = [(i, v) for i, v in derived if v.leaves]
+        if not flowing:
+            return
+        found = self.find_rule(step, *flowing[0]) if len(flowing) == 1 else None
+        if found is None:
+            steps = math.prod(length for _, length in step.loops)
+            reach = steps * max(v.aval.size for v in step.outputs)
+            self.meet_opaque(step.operands, step.eqn.primitive.name, reach)
+            return
+        (_, value), (rule, step.data) = flowing[0], found
+        if not isinstance(value.origin, Parameter) and (nonlinear := find_nonlinear(value)):
+            self.meet_opaque([value], nonlinear)
+            return
+        varies = rule.reads_data and step.operands[step.data].varies
+        loops = tuple((length, scan in value.scans) for scan, length in step.loops)
+        whole, output = rule, step.outputs[0].aval
+        if loops:
+            whole = Repeated.build(rule, loops)
+        shape = (*(length for length, _ in loops), *output.shape)
+        step.use = Use(len(self.uses), whole, rule, value, output, shape, loops, varies)
+        self.uses.append(step.use)
+
+    def find_rule(self, step: Step, place: int, value: DerivedValue) -> tuple[Rule, int] | None:
+        """Returns a use's rule and the position of its data operand.
+
+        `value` is the only operand, at `place`, to which a gradient of parameters flows.
+        """
+        eqn, name = step.eqn, step.eqn.primitive.name
+        if name in _CONTRACTION_RULES:
+            real = all(is_real(v.aval.dtype) for v in (*step.operands, *step.outputs))
+            rule = _CONTRACTION_RULES[name].build(eqn, place) if real else None
+            return None if rule is None else (rule, 1 - place)
+        # A rule for a whole parameter that is added or concatenated would save nothing, since its
+        # gradient is at most as large as the cotangent.
+        whole = sum(self.parameters[leaf].size for leaf in value.leaves) <= value.aval.size
+        if name in ELEMENTWISE_PRIMITIVES and whole:
+            return None
+        return find_entry_rule(step, place, value, self.parameters)
+
+    def meet_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
+        """Records that an operation with `reach` output entries makes parameters opaque."""
+        for value in values:
+            for leaf in value.leaves if isinstance(value, DerivedValue) else ():
+                found = self.opaque.setdefault(leaf, {})
+                found[reason] = min(reach, found.get(reason, reach))
