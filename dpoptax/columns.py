@@ -8,7 +8,7 @@ scales and quantiles are computed from these counts, at no further cost.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from dpoptax.users import UserTable
 
 if TYPE_CHECKING:
     from dpoptax._pricing.privacy_event import PrivacyEvent
+
+Bins: TypeAlias = Sequence[float] | Sequence[str] | np.ndarray
 
 __all__ = ["ColumnCounts", "release_counts"]
 
@@ -78,7 +80,7 @@ class ColumnCounts:
 
 def release_counts(
     columns: Mapping[str, Any],
-    bins: Mapping[str, Sequence[float] | Sequence[str]],
+    bins: Mapping[str, Bins],
     *,
     noise_multiplier: float,
     key: jax.Array,
@@ -170,7 +172,7 @@ def _missing(bins: Sequence[Any]) -> int:
     return len(bins) if _is_words(bins) else len(bins) - 1
 
 
-def _checked(name: str, bins: Sequence[float] | Sequence[str]) -> tuple[Any, ...]:
+def _checked(name: str, bins: Bins) -> tuple[Any, ...]:
     """Returns the edges or the words of a column, or raises."""
     given = tuple(bins)
     if given and all(isinstance(word, str) for word in given):

@@ -186,6 +186,7 @@ COMMANDS = {
     "language": "experiments.gemma.fine_tuning:run",
     "number-of-trials": "experiments.reports.number_of_trials:table",
     "savings": "experiments.reports.savings:table",
+    "public-texts": "experiments.text.public_texts:run",
     "text": "experiments.text.recipe:run",
     "several-records": "experiments.reports.several_records:table",
     "image-benchmark": f"{__name__}:image_benchmark",

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +13,14 @@ import numpy as np
 import tyro
 
 from dpoptax.training.run import records
+from experiments.models.language import BertEncoder
 from experiments.models.transformer import Lora
 from experiments.released.tables import mean_and_interval, paired_difference
 from experiments.run_once import record_once
 from experiments.text.arms import ARMS, Problems, train_arm
 from experiments.text.encoder import (
     Features,
+    Variables,
     features,
     fetch_minilm,
     last_layer,
@@ -89,14 +91,9 @@ def run(given: Annotated[TextArguments, tyro.conf.arg(name="")]) -> str:
 def problems(model: Path, texts: Texts, name: str, cache_dir: Path) -> Problems:
     """Returns the problems of a head, and of a head with LoRA below it."""
     length, trained = LENGTHS[name]
-    encoder, variables = load_encoder(model, Lora(1, 1.0, ("output",)), jax.random.key(0))
-
-    def computed(given: Any, lengths: tuple[int, int]) -> Features:
-        tokens, a = tokenize(model, given, lengths[0]), public_directions(variables, DIRECTIONS)
-        return features(encoder, variables, tokens, a, lengths[1])
-
-    train_features = _cached(computed, texts.texts, (length, trained), cache_dir)
-    test_features = _cached(computed, texts.test_texts, (length, length), cache_dir)
+    train_features = cached_features(model, texts.texts, (length, trained), cache_dir)
+    test_features = cached_features(model, texts.test_texts, (length, length), cache_dir)
+    _, variables = _encoder(model)
     frozen = {"output_norm": variables["frozen"][last_layer(variables)]["output_norm"]}
 
     def columns(found: Features, labels: np.ndarray, lora: bool) -> dict[str, np.ndarray]:
@@ -189,8 +186,8 @@ def _described(probe: Problem, rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _cached(
-    compute: Callable[..., Features], texts: Any, lengths: tuple[int, int], folder: Path
+def cached_features(
+    model: Path, texts: Sequence[str], lengths: tuple[int, int], folder: Path
 ) -> Features:
     """Returns features of texts, kept in `folder`, of the first `lengths[1]` tokens."""
     parts = (*map(str, lengths), str(DIRECTIONS), *texts)
@@ -199,6 +196,12 @@ def _cached(
     if path.is_file():
         with np.load(path) as stored:
             return Features(**stored)
-    found = compute(texts, lengths)
+    encoder, variables = _encoder(model)
+    tokens, a = tokenize(model, texts, lengths[0]), public_directions(variables, DIRECTIONS)
+    found = features(encoder, variables, tokens, a, lengths[1])
     np.savez(path, **found._asdict())
     return found
+
+
+def _encoder(model: Path) -> tuple[BertEncoder, Variables]:
+    return load_encoder(model, Lora(1, 1.0, ("output",)), jax.random.key(0))

@@ -1,0 +1,188 @@
+"""The recipe `python -m experiments public-texts`: private texts label public ones."""
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression
+
+from dpoptax.accounting import Guarantee, calibrate
+from dpoptax.columns import release_counts
+from dpoptax.training.run import records
+from experiments.run_once import record_once
+from experiments.text.arms import head_settings
+from experiments.text.encoder import fetch_minilm
+from experiments.text.recipe import cached_features, problems
+from experiments.text.texts import LENGTHS, TOPICS, read_texts
+from experiments.text.training import Problem, train
+from experiments.text.trials import best
+from experiments.transfer.training import DELTA, Params, classify, new_classifier
+
+NAME = "agnews"
+ARMS = {
+    "names": "names of the topics, no private text",
+    "votes": "public texts, labelled by votes",
+    "labels": "public texts, labelled by the private head",
+    "head": "private head",
+    "own": "public texts with their own labels",
+}
+"""Ways to a classifier, from the floor to the ceiling."""
+
+
+class Parts(NamedTuple):
+    """Features and labels of the texts of one seed.
+
+    Attributes:
+        private: The private texts.
+        public: Public texts, whose labels only the arm "own" uses.
+        public_labels: Their labels.
+        test: Other public texts.
+        test_labels: Their labels.
+        names: Features of the names of the topics.
+    """
+
+    private: Problem
+    public: np.ndarray
+    public_labels: np.ndarray
+    test: np.ndarray
+    test_labels: np.ndarray
+    names: np.ndarray
+
+    @property
+    def classes(self) -> int:
+        """The number of topics."""
+        return len(self.names)
+
+
+def run(
+    *,
+    data_dir: Path,
+    cache_dir: Path = Path("runs/text"),
+    epsilons: tuple[float, ...] = (1.0, 3.0, 8.0),
+    seeds: int = 5,
+    groups: int = 128,
+    trials: Path = Path("experiments/results/text-trials.jsonl"),
+    output: Path = Path("runs/text/public-texts.jsonl"),
+) -> str:
+    """Labels public texts with private ones, and classifies texts by them.
+
+    Args:
+        data_dir: Folder with the labelled texts of AG News.
+        cache_dir: Folder for the weights, which the package index provides, and for features.
+        epsilons: Values of ε, at δ = 1e-5.
+        seeds: Number of runs for each value.
+        groups: Number of groups of public texts that private texts vote for.
+        trials: File with the tuned settings of the private head.
+        output: File that gets a line of JSON for each run. Runs that it holds are not repeated.
+    """
+    model, texts = fetch_minilm(cache_dir), read_texts(NAME, data_dir)
+    whole = problems(model, texts, NAME, cache_dir).head
+    names = cached_features(model, TOPICS, (LENGTHS[NAME][0],) * 2, cache_dir).pooled
+    rows = []
+    for seed in range(seeds):
+        parts = _split(whole, names, seed)
+        for arm in ARMS:
+            for epsilon in epsilons if arm in ("votes", "labels", "head") else (None,):
+                fields = {"arm": arm, "epsilon": epsilon, "seed": seed, "groups": groups}
+                job = functools.partial(_run, parts, arm, epsilon, seed, groups, trials)
+                rows.append(record_once(output, fields, job))
+    return _table(rows, epsilons, whole, seeds)
+
+
+def _split(whole: Problem, names: np.ndarray, seed: int) -> Parts:
+    """Returns the published training texts as private, and halves of the others."""
+    features, labels = whole.test["inputs"], whole.test["labels"]
+    order = np.random.default_rng(seed).permutation(len(labels))
+    first, second = np.array_split(order, 2)
+    parts = features[first], labels[first], features[second], labels[second]
+    return Parts(whole, *parts, names)
+
+
+def _run(
+    parts: Parts, arm: str, epsilon: float | None, seed: int, groups: int, trials: Path
+) -> dict[str, Any]:
+    """Returns the accuracy on the test texts, and that of the labels, in percent."""
+    labels, guarantee = parts.public_labels, None
+    if arm == "names":
+        return {"accuracy": _share((parts.test @ parts.names.T).argmax(1), parts.test_labels)}
+    if arm in ("head", "labels"):
+        assert epsilon is not None
+        head, guarantee = _private_head(parts.private, epsilon, seed, trials)
+        if arm == "head":
+            return {
+                "accuracy": _share(_predict(head, parts.test), parts.test_labels),
+                "spent": guarantee.epsilon(DELTA),
+            }
+        labels = _predict(head, parts.public)
+    if arm == "votes":
+        assert epsilon is not None
+        labels, guarantee = vote(parts, epsilon, groups, seed)
+    classifier = LogisticRegression(C=10.0, max_iter=500).fit(parts.public, labels)
+    return {
+        "accuracy": 100 * classifier.score(parts.test, parts.test_labels),
+        "labels": _share(labels, parts.public_labels),
+        "spent": None if guarantee is None else guarantee.epsilon(DELTA),
+    }
+
+
+def vote(parts: Parts, epsilon: float, groups: int, seed: int) -> tuple[np.ndarray, Guarantee]:
+    """Returns a label for each public text, by noisy votes of the private texts.
+
+    The public texts form groups. A private text votes once, for its label in the nearest group, so
+    it changes one count by 1.
+    """
+    grouped = KMeans(groups, n_init=1, random_state=seed).fit(parts.public)
+    columns, classes = parts.private.train, parts.classes
+    cells = grouped.predict(columns["inputs"]) * classes + columns["labels"]
+    noise = calibrate(epsilon=epsilon, delta=DELTA, steps=1, sampling_probability=1.0)
+    found = release_counts(
+        {"votes": cells},
+        {"votes": np.arange(groups * classes + 1)},
+        noise_multiplier=noise,
+        key=jax.random.key(seed),
+    )
+    counts = found.counts["votes"][:-1].reshape(groups, classes)
+    return counts.argmax(1)[grouped.labels_], Guarantee(found.event)
+
+
+def _private_head(
+    private: Problem, epsilon: float, seed: int, trials: Path
+) -> tuple[Params, Guarantee]:
+    settings = head_settings(len(private.owners), best(trials, NAME, "head", epsilon))
+    start = {"head": new_classifier(private.train["inputs"].shape[1], private.classes)}
+    trained = train(private, settings, start, seed=2 * seed, epsilon=epsilon)
+    assert trained.guarantee is not None
+    return trained.params["head"], trained.guarantee
+
+
+def _predict(head: Params, features: np.ndarray) -> np.ndarray:
+    return np.asarray(classify(head, jnp.asarray(features))).argmax(1)
+
+
+def _share(found: np.ndarray, labels: np.ndarray) -> float:
+    return 100 * float(np.mean(found == labels))
+
+
+def _table(
+    rows: Iterable[dict[str, Any]], epsilons: tuple[float, ...], whole: Problem, seeds: int
+) -> str:
+    """Returns a table of accuracies in percent, ± their standard deviation over seeds."""
+    body = []
+    for arm, title in ARMS.items():
+        cells = []
+        for epsilon in (*epsilons, None):
+            found = [r["accuracy"] for r in rows if (r["arm"], r["epsilon"]) == (arm, epsilon)]
+            spread = f" ± {np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
+            cells.append(f"{np.mean(found):.1f}{spread}" if found else "")
+        body.append((title, *cells))
+    header = ("", *(f"ε = {epsilon:g}" for epsilon in epsilons), "no private text")
+    return (
+        f"{len(whole.owners):,} private texts; {len(whole.test['labels']):,} public ones, half of "
+        f"them for tests; δ = 1e-5; {seeds} seeds. Test accuracy in percent, mean ± standard "
+        f"deviation.\n\n{records.markdown_table(header, body)}\n"
+    )
