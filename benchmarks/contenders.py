@@ -34,23 +34,26 @@ class Setting(NamedTuple):
 
 
 def non_private(problem: Problem, setting: Setting):
-    """Averages gradients over the whole batch, or adds those of micro-batches in a `lax.scan`."""
+    """Averages gradients over the whole batch, or adds those of micro-batches in a `lax.scan`.
+
+    Convolutions that XLA computes slowly in loops are rewritten, as for dpoptax.
+    """
 
     def mean_gradient(params, batch):
-        def gradient_sum(batch):
+        def gradient_sum(batch, mask):
             losses = jax.vmap(problem.loss_fn, (None, 0))
-            return jax.grad(lambda params: jnp.sum(losses(params, batch)))(params)
+            return jax.grad(lambda params: jnp.sum(losses(params, batch), where=mask))(params), None
+
+        def add(total, part):
+            sums = dpoptax.extend.in_microbatches(gradient_sum, None)
+            return optax.tree.add(total, sums(part, jnp.ones(size, bool))[0]), None
 
         size = setting.microbatch_size or setting.batch_size
         if size == setting.batch_size:
-            total = gradient_sum(batch)
+            total, _ = gradient_sum(batch, jnp.ones(size, bool))
         else:
             parts = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), batch)
-            total, _ = jax.lax.scan(
-                lambda total, part: (optax.tree.add(total, gradient_sum(part)), None),
-                optax.tree.zeros_like(params),
-                parts,
-            )
+            total, _ = jax.lax.scan(add, optax.tree.zeros_like(params), parts)
         return optax.tree.scale(1.0 / setting.batch_size, total)
 
     return optax.sgd(LEARNING_RATE), lambda opt_state, params, batch: mean_gradient(params, batch)
