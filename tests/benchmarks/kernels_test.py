@@ -20,7 +20,7 @@ def _compiled(name, step, topology):
     if step == "plain":
         function, state = cases.plain_step(case, model)
     else:
-        options = cases.Options(precision="bfloat16")
+        options = cases.Options(precision="bfloat16", microbatch_size=case.batch_size)
         function, state = cases.private_step(case, model, options, mesh)
     arguments = cases.place(case, model, state, mesh)
     platform = "cpu" if topology == "cpu" else "cuda"
