@@ -69,6 +69,12 @@ def tiny(
 """
 
 
+def give_settings_to_workers(monkeypatch):
+    """Lets processes compile with as few optimizations as the tests in this one."""
+    few = "jax_disable_most_optimizations"
+    monkeypatch.setenv(few.upper(), str(jax.config.read(few)))
+
+
 def sweep(workdir, **changes):
     given = {"grid": ("learning_rate=0.5,1", "l2_clip_norm=0.1,1"), "repetitions": "fixed"}
     return Sweep(workdir=workdir, **{**given, **changes})
@@ -537,8 +543,7 @@ def compare_file(folder, first="", processes="2"):
 
 @pytest.mark.slow
 def test_workers_read_config_file_and_give_same_result(tmp_path, monkeypatch):
-    few = "jax_disable_most_optimizations"  # which tests set in this process
-    monkeypatch.setenv(few.upper(), str(jax.config.read(few)))
+    give_settings_to_workers(monkeypatch)
     assert compare_file(tmp_path) == 0
     (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert method["name"] == "mine"
@@ -612,7 +617,8 @@ def test_dry_run_prints_only_the_price(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_killed_sweep_leaves_no_workers_and_resumes(tmp_path):
+def test_killed_sweep_leaves_no_workers_and_resumes(tmp_path, monkeypatch):
+    give_settings_to_workers(monkeypatch)
     (tmp_path / "tiny.py").write_text(CONFIG_FILE.format(first=""))
     workdir = tmp_path / "out"
     grid = ["--grid", "learning_rate=0.5,1", "l2_clip_norm=0.1,1"]

@@ -403,7 +403,7 @@ def test_audit_tests_the_stated_epsilon(monkeypatch):
     )  # fmt: skip
     assert not seen.violated
     monkeypatch.setattr(auditing, "audit", lambda *args, **kwargs: seen)
-    monkeypatch.setattr(audit, "_train", lambda *args, **kwargs: seen)
+    monkeypatch.setattr(audit, "train_with_canaries", lambda *args, **kwargs: seen)
     monkeypatch.setattr(audit, "_worst_example", lambda run: None)
     rows = audit.audit_task(config.task())
     assert [row.result.claimed_epsilon for row in rows] == [by_pld] * 2 + [stated] * 3
