@@ -9,8 +9,8 @@ from dpoptax._losses.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import open_jaxpr, subprograms, type_of
 
 # Smaller micro-batches have kernels that are too small, or read and write the parameters too often.
-# With twice as much, intermediate results leave the caches of a CPU. Measured by
-# `python -m benchmarks`: docs/results/speed.md#step-on-cpu.
+# With twice as much, intermediate results leave the caches of a CPU. `python -m benchmarks` tries
+# all sizes.
 _LEAST_BYTES = 16e6
 _TIMES_SHARED = 4
 
