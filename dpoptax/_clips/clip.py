@@ -27,7 +27,7 @@ _SMALLEST_BOUND = 1e-12
 
 
 class Encoding:
-    """Defines what a clip does besides scaling; here nothing, as for most clips.
+    """Holds the encoding of a clip; by default none, because most clips only scale gradients.
 
     A clip that bounds another quantity than the gradient encodes gradients before they are scaled,
     and decodes the noisy mean.

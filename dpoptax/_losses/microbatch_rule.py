@@ -23,7 +23,7 @@ def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
         m · a  ≥  max(16 MB, 4 w)
 
     and at most `rows`. The traced loss has a bytes of results for each example, and w bytes that
-    all examples share: parameters, constants, and results computed from them alone. Other platforms
+    all examples share: parameters, constants, and results of these only. Other platforms
     compute all examples at once. Only shapes and the platform count, so all hosts choose the same.
 
     Args:

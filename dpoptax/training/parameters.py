@@ -62,7 +62,7 @@ def load_params(path: str | Path, like: Any = None) -> Any:
     found = serialization.msgpack_restore(Path(path).read_bytes())
     if like is None:
         return found
-    stored = {names: leaf for names, leaf in _leaves(found)}
+    stored = dict(_leaves(found))
     wanted = {names: np.shape(leaf) for names, leaf in _leaves(like)}
     if {names: leaf.shape for names, leaf in stored.items()} != wanted:
         raise ValueError(f"`like` must have the arrays and shapes of {path}, got {wanted}.")

@@ -15,13 +15,13 @@ from dpoptax.accounting import Guarantee, calibrate
 from dpoptax.columns import release_counts
 from dpoptax.training.run import records
 from experiments.run_once import record_once
-from experiments.text.arms import head_settings
+from experiments.text.arms import Problems, train_arm
 from experiments.text.encoder import fetch_minilm
 from experiments.text.recipe import cached_features, problems
 from experiments.text.texts import LENGTHS, TOPICS, read_texts
-from experiments.text.training import Problem, train
+from experiments.text.training import Problem
 from experiments.text.trials import best
-from experiments.transfer.training import DELTA, Params, classify, new_classifier
+from experiments.transfer.training import DELTA, Params, classify
 
 NAME = "agnews"
 ARMS = {
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
     """Features and labels of the texts of one seed.
 
     Attributes:
-        private: The private texts.
+        private: The problems of the private texts.
         public: Public texts, whose labels only the arm "own" uses.
         public_labels: Their labels.
         test: Other public texts.
@@ -46,7 +46,7 @@ class Parts(NamedTuple):
         names: Features of the names of the topics.
     """
 
-    private: Problem
+    private: Problems
     public: np.ndarray
     public_labels: np.ndarray
     test: np.ndarray
@@ -81,7 +81,7 @@ def run(
         output: File that gets a line of JSON for each run. Runs that it holds are not repeated.
     """
     model, texts = fetch_minilm(cache_dir), read_texts(NAME, data_dir)
-    whole = problems(model, texts, NAME, cache_dir).head
+    whole = problems(model, texts, NAME, cache_dir)
     names = cached_features(model, TOPICS, (LENGTHS[NAME][0],) * 2, cache_dir).pooled
     rows = []
     for seed in range(seeds):
@@ -91,12 +91,12 @@ def run(
                 fields = {"arm": arm, "epsilon": epsilon, "seed": seed, "groups": groups}
                 job = functools.partial(_run, parts, arm, epsilon, seed, groups, trials)
                 rows.append(record_once(output, fields, job))
-    return _table(rows, epsilons, whole, seeds)
+    return _table(rows, epsilons, whole.head, seeds)
 
 
-def _split(whole: Problem, names: np.ndarray, seed: int) -> Parts:
+def _split(whole: Problems, names: np.ndarray, seed: int) -> Parts:
     """Returns the published training texts as private, and halves of the others."""
-    features, labels = whole.test["inputs"], whole.test["labels"]
+    features, labels = whole.head.test["inputs"], whole.head.test["labels"]
     order = np.random.default_rng(seed).permutation(len(labels))
     first, second = np.array_split(order, 2)
     parts = features[first], labels[first], features[second], labels[second]
@@ -112,7 +112,10 @@ def _run(
         return {"accuracy": _share((parts.test @ parts.names.T).argmax(1), parts.test_labels)}
     if arm in ("head", "labels"):
         assert epsilon is not None
-        head, guarantee = _private_head(parts.private, epsilon, seed, trials)
+        chosen = {"head": best(trials, NAME, "head", epsilon)}
+        _, trained = train_arm(parts.private, "head", chosen, epsilon, seed=seed)
+        head, guarantee = trained.params["head"], trained.guarantee
+        assert guarantee is not None
         if arm == "head":
             return {
                 "accuracy": _share(_predict(head, parts.test), parts.test_labels),
@@ -137,7 +140,7 @@ def vote(parts: Parts, epsilon: float, groups: int, seed: int) -> tuple[np.ndarr
     it changes one count by 1.
     """
     grouped = KMeans(groups, n_init=1, random_state=seed).fit(parts.public)
-    columns, classes = parts.private.train, parts.classes
+    columns, classes = parts.private.head.train, parts.classes
     cells = grouped.predict(columns["inputs"]) * classes + columns["labels"]
     noise = calibrate(epsilon=epsilon, delta=DELTA, steps=1, sampling_probability=1.0)
     found = release_counts(
@@ -148,16 +151,6 @@ def vote(parts: Parts, epsilon: float, groups: int, seed: int) -> tuple[np.ndarr
     )
     counts = found.counts["votes"][:-1].reshape(groups, classes)
     return counts.argmax(1)[grouped.labels_], Guarantee(found.event)
-
-
-def _private_head(
-    private: Problem, epsilon: float, seed: int, trials: Path
-) -> tuple[Params, Guarantee]:
-    settings = head_settings(len(private.owners), best(trials, NAME, "head", epsilon))
-    start = {"head": new_classifier(private.train["inputs"].shape[1], private.classes)}
-    trained = train(private, settings, start, seed=2 * seed, epsilon=epsilon)
-    assert trained.guarantee is not None
-    return trained.params["head"], trained.guarantee
 
 
 def _predict(head: Params, features: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ def problem():
 def test_votes_label_groups_for_the_stated_price():
     whole = problem()
     test = whole.test["inputs"], whole.test["labels"]
-    parts = Parts(whole, *test, *test, np.eye(CLASSES, WIDTH))
+    parts = Parts(Problems(whole, whole), *test, *test, np.eye(CLASSES, WIDTH))
     labels, guarantee = vote(parts, 1.0, 16, 0)
     assert np.mean(labels == whole.test["labels"]) > 0.85
     assert 0.99 < guarantee.epsilon(DELTA) <= 1.0
