@@ -187,6 +187,7 @@ COMMANDS = {
     "number-of-trials": "experiments.reports.number_of_trials:table",
     "savings": "experiments.reports.savings:table",
     "public-texts": "experiments.text.public_texts:run",
+    "sampled-texts": "experiments.gemma.sampled_texts:run",
     "text": "experiments.text.recipe:run",
     "several-records": "experiments.reports.several_records:table",
     "image-benchmark": f"{__name__}:image_benchmark",

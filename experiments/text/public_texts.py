@@ -1,7 +1,8 @@
 """The recipe `python -m experiments public-texts`: private texts label public ones."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,7 @@ from experiments.run_once import record_once
 from experiments.text.arms import Problems, train_arm
 from experiments.text.encoder import fetch_minilm
 from experiments.text.recipe import cached_features, problems
-from experiments.text.texts import LENGTHS, TOPICS, read_texts
-from experiments.text.training import Problem
+from experiments.text.texts import LENGTHS, TOPICS, read_news, read_texts
 from experiments.text.trials import best
 from experiments.transfer.training import DELTA, Params, classify
 
@@ -62,6 +62,7 @@ class Parts(NamedTuple):
 def run(
     *,
     data_dir: Path,
+    texts: Path | None = None,
     cache_dir: Path = Path("runs/text"),
     epsilons: tuple[float, ...] = (1.0, 3.0, 8.0),
     seeds: int = 5,
@@ -73,6 +74,8 @@ def run(
 
     Args:
         data_dir: Folder with the labelled texts of AG News.
+        texts: File with public texts and their topics, as `sampled-texts` writes it. By default,
+            public texts are half of the published test texts.
         cache_dir: Folder for the weights, which the package index provides, and for features.
         epsilons: Values of ε, at δ = 1e-5.
         seeds: Number of runs for each value.
@@ -80,18 +83,28 @@ def run(
         trials: File with the tuned settings of the private head.
         output: File that gets a line of JSON for each run. Runs that it holds are not repeated.
     """
-    model, texts = fetch_minilm(cache_dir), read_texts(NAME, data_dir)
-    whole = problems(model, texts, NAME, cache_dir)
-    names = cached_features(model, TOPICS, (LENGTHS[NAME][0],) * 2, cache_dir).pooled
+    model = fetch_minilm(cache_dir)
+    whole = problems(model, read_texts(NAME, data_dir), NAME, cache_dir)
+
+    def embed(texts: Sequence[str]) -> np.ndarray:
+        return cached_features(model, texts, (LENGTHS[NAME][0],) * 2, cache_dir).pooled
+
+    names, given = embed(TOPICS), None
+    if texts is not None:
+        sampled, topics = read_news(texts)
+        given, digest = (embed(sampled), topics), sha256(texts.read_bytes()).hexdigest()[:16]
     rows = []
     for seed in range(seeds):
         parts = _split(whole, names, seed)
+        if given is not None:
+            parts = parts._replace(public=given[0], public_labels=given[1])
         for arm in ARMS:
             for epsilon in epsilons if arm in ("votes", "labels", "head") else (None,):
                 fields = {"arm": arm, "epsilon": epsilon, "seed": seed, "groups": groups}
+                fields |= {} if texts is None else {"texts": digest}
                 job = functools.partial(_run, parts, arm, epsilon, seed, groups, trials)
                 rows.append(record_once(output, fields, job))
-    return _table(rows, epsilons, whole.head, seeds)
+    return _table(rows, epsilons, parts, seeds)
 
 
 def _split(whole: Problems, names: np.ndarray, seed: int) -> Parts:
@@ -162,7 +175,7 @@ def _share(found: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _table(
-    rows: Iterable[dict[str, Any]], epsilons: tuple[float, ...], whole: Problem, seeds: int
+    rows: Iterable[dict[str, Any]], epsilons: tuple[float, ...], parts: Parts, seeds: int
 ) -> str:
     """Returns a table of accuracies in percent, ± their standard deviation over seeds."""
     body = []
@@ -175,7 +188,7 @@ def _table(
         body.append((title, *cells))
     header = ("", *(f"ε = {epsilon:g}" for epsilon in epsilons), "no private text")
     return (
-        f"{len(whole.owners):,} private texts; {len(whole.test['labels']):,} public ones, half of "
-        f"them for tests; δ = 1e-5; {seeds} seeds. Test accuracy in percent, mean ± standard "
-        f"deviation.\n\n{records.markdown_table(header, body)}\n"
+        f"{len(parts.private.head.owners):,} private texts; {len(parts.public):,} public ones; "
+        f"{len(parts.test):,} others for tests; δ = 1e-5; {seeds} seeds. Test accuracy in percent, "
+        f"mean ± standard deviation.\n\n{records.markdown_table(header, body)}\n"
     )

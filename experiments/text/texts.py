@@ -99,6 +99,12 @@ def phrase_owners(phrases: Sequence[str], per_owner: int) -> tuple[list[str], np
     return texts, np.array(owners)
 
 
+def read_news(path: Path) -> tuple[list[str], np.ndarray]:
+    """Returns the texts of a file with a text and its topic in each line, and their classes."""
+    texts, topics = zip(*_read_news(path.read_text(encoding="utf-8")), strict=True)
+    return list(texts), np.array(topics, np.int32)
+
+
 def _read_news(text: str) -> list[tuple[str, int]]:
     rows = csv.reader(io.StringIO(text, newline=""), delimiter="\t")
     return [(row[0], TOPICS.index(row[1])) for row in rows if row]

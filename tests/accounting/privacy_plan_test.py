@@ -14,6 +14,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, runs, sampling, users
+from dpoptax._support.rounded import round_up
 from tests.helpers import after_releases, planned_epsilon, slow_but
 
 pytestmark = pytest.mark.usefixtures("coarse_prices")
@@ -84,6 +85,17 @@ def test_plan_costs_as_much_as_all_its_releases():
     assert made.stated_delta == 1e-6
     assert plan.epsilon == made.epsilon(1e-6)
     assert "3 of the Gaussian mechanism" in str(made)
+
+
+def test_plan_says_what_cut_draws_cost():
+    terms = {"steps": 30, "noise_multiplier": 0.5, "delta": 1e-5}
+    sampler = sampling.PoissonSampler(dataset_size=6400, batch_size=64)
+    cut, hardly_cut = (dataclasses.replace(sampler, max_batch_size=most) for most in (80, 126))
+    plan = dpoptax.PrivacyPlan(sampler=sampler, **terms)
+    hint = f"which costs privacy: without `max_batch_size`, ε = {round_up(plan.epsilon)}"
+    assert hint in str(dpoptax.PrivacyPlan(sampler=cut, **terms))
+    for cheap in (sampler, hardly_cut):
+        assert "cut" not in str(dpoptax.PrivacyPlan(sampler=cheap, **terms))
 
 
 def test_schedule_is_calibrated_or_given():

@@ -18,7 +18,8 @@ from experiments.gemma.problem import (
     make_rows,
     plain_batches,
 )
-from experiments.gemma.tokenizer import PADDING, START, Tokenizer
+from experiments.gemma.sampled_texts import first_paragraphs
+from experiments.gemma.tokenizer import END, PADDING, START, Tokenizer
 
 PIECES = ["a", "b", "c", "▁", "ab", "bc", "▁a", "abc", "<0xC3>", "<0xA9>"]
 # Scores of merged pieces fall in the order in which they are merged.
@@ -50,6 +51,8 @@ def tokenize(text):
 )
 def test_merges_the_pair_with_the_highest_score(text, pieces):
     assert tokenize(text) == pieces
+    tokenizer = make_tokenizer()
+    assert tokenizer.decode([*tokenizer.encode(text), END, PADDING]) == text
 
 
 def test_merges_across_the_space_inside_of_a_piece():
@@ -57,6 +60,11 @@ def test_merges_across_the_space_inside_of_a_piece():
     numbers = {piece: i for i, piece in enumerate(pieces)}
     tokenizer = Tokenizer(numbers, {i: -float(i) for i in range(len(pieces))})
     assert tokenizer.encode("> </") == [START, numbers[">▁</"]]
+
+
+def test_sampled_texts_are_first_paragraphs_of_five_words():
+    found = [" Rates  rise in two countries.\nMore.", "Too short.\nThen a text of six words.", ""]
+    assert list(first_paragraphs(found)) == ["Rates rise in two countries."]
 
 
 def make_file(rng):

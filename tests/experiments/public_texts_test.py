@@ -7,6 +7,7 @@ from experiments.run_once import read_lines
 from experiments.text import public_texts
 from experiments.text.arms import Problems
 from experiments.text.public_texts import Parts, vote
+from experiments.text.texts import TOPICS
 from experiments.text.training import Problem
 from experiments.transfer.training import DELTA
 
@@ -18,6 +19,11 @@ def columns(size, seed):
     labels = rng.integers(CLASSES, size=size).astype(np.int32)
     inputs = 3 * np.eye(CLASSES, WIDTH)[labels] + rng.normal(size=(size, WIDTH))
     return {"inputs": inputs.astype(np.float32), "labels": labels}
+
+
+def embed(model, texts, lengths, folder):
+    """Returns a feature for each class in turn, as the topics come in files of texts."""
+    return type("Features", (), {"pooled": np.eye(CLASSES, WIDTH)[np.arange(len(texts)) % CLASSES]})
 
 
 def problem():
@@ -42,8 +48,7 @@ def test_recipe_lists_arms_and_repeats_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(public_texts, "fetch_minilm", lambda folder: folder)
     monkeypatch.setattr(public_texts, "read_texts", lambda name, folder: None)
     monkeypatch.setattr(public_texts, "problems", lambda *args: Problems(whole, whole))
-    names = type("Names", (), {"pooled": np.eye(CLASSES, WIDTH)})
-    monkeypatch.setattr(public_texts, "cached_features", lambda *args: names)
+    monkeypatch.setattr(public_texts, "cached_features", embed)
     output = tmp_path / "runs.jsonl"
     given = {"data_dir": tmp_path, "epsilons": (2.0,), "seeds": 2, "groups": 8, "output": output}
     page = public_texts.run(**given)
@@ -54,6 +59,11 @@ def test_recipe_lists_arms_and_repeats_no_run(tmp_path, monkeypatch):
     assert accuracies["own"] > 90
     assert accuracies["labels"] > 80
     assert page.count("|") > 20
-    assert "2,000 private texts; 400 public ones" in page
+    assert "2,000 private texts; 200 public ones; 200 others for tests" in page
     assert public_texts.run(**given) == page
     assert len(read_lines(output)) == len(found)
+    sampled = tmp_path / "sampled.tsv"
+    sampled.write_text("".join(f"text {i}\t{TOPICS[i % CLASSES]}\n" for i in range(80)))
+    assert "80 public ones; 200 others for tests" in public_texts.run(**given, texts=sampled)
+    again = read_lines(output)[len(found) :]
+    assert [row["arm"] for row in again] == [row["arm"] for row in found]
