@@ -14,16 +14,32 @@ from benchmarks.tpu.architectures import Architecture, gpt2, resnet_18, vit_s
 
 
 class Contender(NamedTuple):
-    """An implementation of a step: a key of `CONTENDERS` and its options."""
+    """An implementation of a step: a key of `CONTENDERS` and its options.
+
+    Attributes:
+      graphs: whether XLA starts loops and conditionals as parts of CUDA graphs.
+    """
 
     library: str
     microbatch_size: int | None = None
     algorithm: str = "dp-sgd"
+    graphs: bool = False
 
     def __str__(self) -> str:
         algorithm = "" if self.algorithm == "dp-sgd" else f", {self.algorithm}"
-        size = self.microbatch_size
-        return self.library + algorithm + ("" if size is None else f", microbatch_size={size}")
+        size = "" if self.microbatch_size is None else f", microbatch_size={self.microbatch_size}"
+        return self.library + algorithm + size + (", graphs" if self.graphs else "")
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """Options of XLA for the step."""
+        return {"xla_gpu_enable_command_buffer": _IN_GRAPHS} if self.graphs else {}
+
+
+_IN_GRAPHS = (
+    "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,DYNAMIC_SLICE_COPY_FUSION,"
+    "CONDITIONAL,WHILE"
+)
 
 
 class Network(NamedTuple):
@@ -45,6 +61,7 @@ class Network(NamedTuple):
 PLAIN, AUTO, FLOAT32 = map(Contender, ("non-private", "dpoptax auto", "dpoptax float32"))
 RECOMPUTE, CONTRIB = Contender("dpoptax recompute"), Contender("optax.contrib")
 DISK = Contender("dpoptax auto", algorithm="disk")
+PLAIN_GRAPHS, GRAPHS, DISK_GRAPHS = (each._replace(graphs=True) for each in (PLAIN, AUTO, DISK))
 # On GPUs with TF32, the default of "auto" is bfloat16.
 OURS = (PLAIN, AUTO, FLOAT32)
 PEER = Contender("jax_privacy")
@@ -132,13 +149,15 @@ NETWORKS: dict[str, Network] = {
     "GPT-2, T=128, bfloat16": Network(_lm(length=128, **HALF), 64, OURS, 12),
     "ResNet-18": Network(_of(resnet_18), 256, (*OURS, in_parts(AUTO, 64)), 16),
     "GPT-2, T=1024": Network(_lm(length=1024), 8, (*OURS, in_parts(PEER, 4)), 12),
-    "MLP": Network(models.mlp, 256, (*OURS, DISK, PEER, CONTRIB), 3),
+    "MLP": Network(
+        models.mlp, 256, (*OURS, DISK, PLAIN_GRAPHS, GRAPHS, DISK_GRAPHS, PEER, CONTRIB), 3
+    ),
     "WRN-16-4": Network(_wrn_16_4, 256, (PLAIN, AUTO), 16),
     "ViT-S, 224": Network(_vit(), 64, (PLAIN, AUTO, in_parts(PEER, 16)), 10),
     "LoRA on GPT-2, T=128": Network(partial(lora_problem, 128), 64, (PLAIN, AUTO, PEER), 12),
     "GPT-2, T=4096": Network(_lm(**LONG), 2, (PLAIN, AUTO, RECOMPUTE), 14),
     "GPT-2, T=1024, bfloat16": Network(_lm(length=1024, **HALF), 8, OURS, 12),
-    "CNN": Network(models.cnn, 256, OURS, 6),
+    "CNN": Network(models.cnn, 256, (*OURS, PLAIN_GRAPHS, GRAPHS), 6),
     "GPT-2, T=128, DiSK": Network(_lm(length=128), 64, (PLAIN, DISK), 14),
     "ResNet-18, bfloat16": Network(_of(resnet_18, **HALF), 256, OURS, 16),
     "CNN, peers": Network(models.cnn, 256, (PLAIN, PEER, CONTRIB), 10),
@@ -149,7 +168,7 @@ NETWORKS: dict[str, Network] = {
 }
 _TINY = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64}
 SMALL: dict[str, Network] = {
-    "MLP": Network(models.mlp, 8, (*OURS, DISK, PEER, CONTRIB), 3),
+    "MLP": Network(models.mlp, 8, (*OURS, DISK, GRAPHS, PEER, CONTRIB), 3),
     "GPT-2, tiny": Network(_lm(length=8, **_TINY), 4, (*OURS, in_parts(PEER, 2)), 10),
     "LoRA on GPT-2, tiny": Network(partial(lora_problem, 8, **_TINY), 4, (PLAIN, AUTO), 10),
 }

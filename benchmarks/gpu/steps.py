@@ -140,7 +140,7 @@ class Running:
         start = time.perf_counter()
         lowered = step.lower(*self._state, *self._data)
         traced = time.perf_counter()
-        self._step = lowered.compile()
+        self._step = lowered.compile(contender.compiler_options)
         memory = self._step.memory_analysis()
         arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
         temporary, alias = memory.temp_size_in_bytes, memory.alias_size_in_bytes

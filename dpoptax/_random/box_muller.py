@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,6 @@ from jax import lax
 
 from dpoptax._random.keys import check_noise_key, words_at
 from dpoptax._support.xla import materialize, places
-
-if TYPE_CHECKING:
-    from dpoptax._random.row_matrix import RowMatrix
 
 # Up to this many numbers are stored as pairs. Tuned by hand on one x86 CPU.
 _MAX_PAIRED_SIZE = 2**20
@@ -89,46 +85,29 @@ def _normal(
     second = along >= half
     place = places(shape, strides, out_sharding)
     place = jnp.where(second, place - np.uint32(half * strides[axis]), place)
-    return normal_at(key, place, second)
-
-
-def normal_at(key: jax.Array, pair: jax.Array, second: jax.Array) -> jax.Array:
-    """Returns one number of each pair: y where `second` is true, otherwise x.
-
-    `key` is one key for all pairs, or one for each.
-    """
-    radius, low, high, signs = _polar(*words_at(key, pair, (_STREAM,)))
+    radius, low, high, signs = _polar(*words_at(key, place, (_STREAM,)))
     signs = jnp.where(second, signs << 1, signs)
     return _signed(radius * jnp.where(second, high, low), signs)
 
 
-def normal_in_rows(keys: jax.Array, rows: "RowMatrix") -> jax.Array:
-    """Returns the numbers of all rows, with one key per array.
+def normal_vector(key: jax.Array, size: int) -> jax.Array:
+    """Returns `normal(key, (size,))`, for a vector that is stored.
 
     XLA's CPU kernels have a single result. On CPU, each pair is therefore hashed once and stored as
-    one complex number, which both halves read. For large arrays this costs more than it saves,
+    one complex number, which both halves read. For large vectors this costs more than it saves,
     because allocations above 32 MB request new pages from the operating system in every step.
     """
 
     def by_pairs() -> jax.Array:
-        radius, low, high, signs = _polar(*words_at(*rows.drawn_by(keys, ~rows.second), (_STREAM,)))
+        words = words_at(key, places((-(-size // 2),)), (_STREAM,))
+        radius, low, high, signs = _polar(*words)
         x, y = _signed(radius * low, signs), _signed(radius * high, signs << 1)
-        pairs = materialize(lax.complex(x, y)).at[rows.pair].get(mode="promise_in_bounds")
-        return jnp.where(rows.second[:, None], pairs.imag, pairs.real)
+        pairs = materialize(lax.complex(x, y))
+        return jnp.concatenate([pairs.real, pairs.imag])[:size]
 
-    def by_numbers() -> jax.Array:
-        return normal_at(*rows.drawn_by(keys), jnp.asarray(rows.second)[:, None])
-
-    if math.prod(rows.shape) > _MAX_PAIRED_SIZE:
-        return by_numbers()
-    return lax.platform_dependent(cpu=by_pairs, default=by_numbers)
-
-
-def halves(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the lengths of a period and its first half; see `row_matrix.HalvesFn`."""
-    axis, half = _halves(shape or (1,))
-    inner = math.prod(shape[axis + 1 :])
-    return math.prod(shape[axis:]), half * inner
+    if size > _MAX_PAIRED_SIZE or not isinstance(key, jax.core.Tracer):
+        return normal(key, (size,))
+    return lax.platform_dependent(cpu=by_pairs, default=lambda: normal(key, (size,)))
 
 
 def _halves(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -62,18 +62,7 @@ def discrete_gaussian(
 
     """
     place = places(tuple(shape), out_sharding=out_sharding)
-    return discrete_gaussian_at(check_noise_key(key), place, stddev, out_sharding=out_sharding)
-
-
-def discrete_gaussian_at(
-    key: jax.Array,
-    place: jax.Array,
-    stddev: float,
-    *,
-    out_sharding: jax.sharding.NamedSharding | None = None,
-) -> jax.Array:
-    """Returns the number at each place, from one key or one key per place."""
-    words = words_at(key, place, _STREAMS)
+    words = words_at(check_noise_key(key), place, _STREAMS)
     larger, smaller = _factors(stddev)
     drawn = larger * _draw(words[:3], stddev, out_sharding)
     return drawn + smaller * _draw(words[3:], stddev, out_sharding) if smaller else drawn

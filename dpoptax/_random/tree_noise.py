@@ -6,37 +6,29 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._random import box_muller
 from dpoptax._random.keys import check_threefry_key, split
-from dpoptax._random.row_matrix import HalvesFn, RowMatrix, fits
 from dpoptax._support.tree import PyTree, float32_at_least
-from dpoptax._support.xla import (
-    groups_to_stack,
-    is_for_one_device,
-    materialize,
-    once,
-    out_sharding,
-    unstack,
-)
+from dpoptax._support.xla import materialize, once, opaque_integers, out_sharding, unstack
+
+# Leaves with at most this many numbers are drawn together, as one vector. For larger ones, the
+# vector costs an extra pass through memory. Measured by hand on one x86 CPU.
+_MAX_SIZE_TOGETHER = 2**18
 
 
 class Noise(NamedTuple):
-    """Holds functions that draw noise for one array, or for rows of several arrays.
-
-    Both draw the same bits.
+    """Holds functions that draw noise.
 
     Attributes:
       of: maps a key and an array to noise of the array's shape and sharding.
-      in_rows: maps one key per array, and arrays cut into rows, to a matrix of noise, float32 or
-        integers.
-      halves: the pairing of the numbers of an array.
+      vector: maps a key and a size to a vector of noise, float32 or integers.
     """
 
     of: Callable[[jax.Array, jax.Array], jax.Array]
-    in_rows: Callable[[jax.Array, RowMatrix], jax.Array]
-    halves: HalvesFn
+    vector: Callable[[jax.Array, int], jax.Array]
 
 
 Noisy: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
@@ -61,7 +53,7 @@ def standard_normal(
 
 
 def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree:
-    """Returns tree + stddev · N(0, I), with one key per leaf.
+    """Returns tree + stddev · N(0, I).
 
     If `stddev` is the float 0, nothing is drawn.
     """
@@ -77,78 +69,47 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
         scale = stddev if isinstance(stddev, float) else stddev.astype(noise.dtype)
         return leaf + scale * noise
 
-    return each_leaf(tree, key, Noise(of, box_muller.normal_in_rows, box_muller.halves), noisy)
+    return each_leaf(tree, key, Noise(of, box_muller.normal_vector), noisy)
 
 
 def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTree:
-    """Returns the tree of noisy(leaf, noise of the leaf), with one key per leaf.
+    """Returns the tree of noisy(leaf, noise of the leaf).
 
-    In a program for one device, the noise of all small leaves is drawn as the rows of one matrix.
-    The bits are the same as if each leaf were drawn alone.
+    Each large leaf is drawn with the key of its number. All small leaves are parts of one vector,
+    which is drawn with the key of the first of them. So the bits depend only on the key and on the
+    shapes and dtypes of the tree.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    in_rows = np.array([len(leaves) > 1 and _fits_rows(key, x, noise) for x in leaves], bool)
-    for draw, chosen in ((_draw_rows, in_rows), (_draw_stacks, ~in_rows)):
-        numbers = np.flatnonzero(chosen)
-        if numbers.size:
-            drawn = draw([leaves[i] for i in numbers], key, numbers, noise, noisy)
-            for i, leaf in zip(numbers, drawn, strict=True):
-                leaves[i] = leaf
-    return jax.tree.unflatten(treedef, leaves)
-
-
-def _fits_rows(key: jax.Array, leaf: jax.Array, noise: Noise) -> bool:
-    # Several devices each draw only their own part of a leaf, but would draw the whole matrix.
-    return (
-        isinstance(key, jax.core.Tracer)
-        and is_for_one_device(leaf)
-        and float32_at_least(leaf) == jnp.float32
-        and fits(leaf.shape, noise.halves)
-    )
-
-
-def _draw_rows(
-    leaves: list[jax.Array],
-    key: jax.Array,
-    numbers: np.ndarray,
-    noise: Noise,
-    noisy: Noisy,
-) -> list[jax.Array]:
-    """Returns noisy leaves. Their noise is drawn as one matrix."""
-    rows = RowMatrix([leaf.shape for leaf in leaves], noise.halves)
-    matrix = materialize(noise.in_rows(split(key, numbers), rows), jnp.number)
-    return list(map(noisy, leaves, rows.unpacked(matrix)))
-
-
-def _draw_stacks(
-    leaves: list[jax.Array],
-    key: jax.Array,
-    numbers: np.ndarray,
-    noise: Noise,
-    noisy: Noisy,
-) -> list[jax.Array]:
-    """Returns noisy leaves. Noise for leaves of the same shape is drawn in a loop.
-
-    Otherwise, a program for several devices would compile the draw of each leaf.
-    """
-    groups = groups_to_stack(leaves)
-    single = [indices[0] for indices in groups if len(indices) == 1]
+    small = [i for i, leaf in enumerate(leaves) if _is_small(leaf)]
+    large = [i for i, leaf in enumerate(leaves) if not _is_small(leaf)]
+    numbers = large + small[:1]
+    keys = unstack(split(key, np.array(numbers)))[0] if numbers else []
 
     def draw() -> list[jax.Array]:
-        keys = unstack(split(key, numbers[single]))[0] if single else []
-        own = dict(zip(single, keys, strict=True))
+        own = (noise.of(key, leaves[i]) for i, key in zip(large, keys, strict=False))
+        return [noisy(leaves[i], drawn) for i, drawn in zip(large, own, strict=True)]
 
-        def stack(indices: list[int]) -> jax.Array:
-            leaf = leaves[indices[0]]
-            if len(indices) == 1:
-                return noisy(leaf, noise.of(own[indices[0]], leaf))[None]
-            drawn = jax.lax.map(lambda key: noise.of(key, leaf), split(key, numbers[indices]))
-            return noisy(jnp.stack([leaves[i] for i in indices]), drawn)
+    found = dict(zip(large, once(draw, key) if large else (), strict=True))
+    if small:
+        size = sum(leaves[i].size for i in small)
+        vector = materialize(noise.vector(keys[-1], size), jnp.number)
+        parts = _cut(vector, [leaves[i] for i in small])
+        found |= {i: noisy(leaves[i], part) for i, part in zip(small, parts, strict=True)}
+    return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
 
-        return list(map(stack, groups))
 
-    results = list(leaves)
-    for indices, parts in zip(groups, unstack(*once(draw, key)), strict=True):
-        for i, part in zip(indices, parts, strict=True):
-            results[i] = part
-    return results
+def _is_small(leaf: jax.Array) -> bool:
+    return leaf.size <= _MAX_SIZE_TOGETHER and float32_at_least(leaf) == jnp.float32
+
+
+def _cut(vector: jax.Array, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns consecutive parts of a vector, with the shapes and shardings of leaves."""
+    starts: Sequence[int | jax.Array] = np.cumsum([0, *(leaf.size for leaf in leaves)]).tolist()
+    if isinstance(vector, jax.core.Tracer):  # one kernel for all leaves of a shape
+        starts = opaque_integers(starts)
+    parts = []
+    for start, leaf in zip(starts, leaves, strict=False):
+        part = lax.dynamic_slice_in_dim(vector, start, leaf.size).reshape(leaf.shape)
+        sharding = out_sharding(leaf)
+        parts.append(part if sharding is None else jax.sharding.reshard(part, sharding))
+    return parts

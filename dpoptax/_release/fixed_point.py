@@ -11,11 +11,7 @@ from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random import tree_noise
-from dpoptax._random.discrete_gaussian import (
-    SMOOTHING,
-    discrete_gaussian,
-    discrete_gaussian_at,
-)
+from dpoptax._random.discrete_gaussian import SMOOTHING, discrete_gaussian
 from dpoptax._release.ledger import Mechanism, check_mechanism
 from dpoptax._rounding.integer_sums import LARGEST_GRID_SUM
 from dpoptax._support.tree import PyTree, float32_at_least
@@ -125,8 +121,7 @@ def integers(stddev: float) -> tree_noise.Noise:
         of=lambda key, leaf: discrete_gaussian(
             key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
         ),
-        in_rows=lambda keys, rows: discrete_gaussian_at(*rows.drawn_by(keys), stddev),
-        halves=lambda shape: (math.prod(shape), math.prod(shape)),
+        vector=lambda key, size: discrete_gaussian(key, (size,), stddev),
     )
 
 

@@ -7,9 +7,8 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,6 @@ from jax.typing import DTypeLike
 
 from dpoptax._support.tree import Tree
 
-# Leaves with at most this many entries are stacked with others of the same shape. Measured by hand
-# on one x86 CPU.
-_STACKED_ENTRIES = 2**16
 # Compute capability of the first GPUs with TF32, those of the Ampere generation.
 _TF32_CAPABILITY = 8.0
 # With these settings, XLA or a library that it calls may reorder sums, ignore NaN, or round the
@@ -40,17 +36,6 @@ def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
     """
     sharding = jax.typeof(x).sharding
     return sharding if any(axis is not None for axis in sharding.spec) else None
-
-
-def is_for_one_device(x: jax.Array) -> bool:
-    """Returns whether all of `x` is on one device in the traced program.
-
-    The type of an array contains its mesh, even if the axes are automatic and the type does not
-    show the sharding. In `shard_map` over all axes, `x` is the part of one device.
-    """
-    kind: Any = jax.typeof(x)
-    mesh = jax.sharding.get_abstract_mesh() if kind.sharding.mesh.empty else kind.sharding.mesh
-    return mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual
 
 
 def places(
@@ -75,19 +60,6 @@ def places(
             along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
             numbers += np.uint32(stride if size > 1 else 0) * along
     return numbers
-
-
-def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
-    """Groups the indices of small leaves of the same shape and dtype, for stacking.
-
-    Separate code for each leaf takes long to compile. Large and sharded leaves are not grouped,
-    because stacking copies them.
-    """
-    groups: dict[Hashable, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        stacked = leaf.size <= _STACKED_ENTRIES and out_sharding(leaf) is None
-        groups.setdefault((leaf.shape, leaf.dtype) if stacked else i, []).append(i)
-    return list(groups.values())
 
 
 def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:

@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax._losses import trace_loss
-from dpoptax._support.xla import is_for_one_device
 
 MESHES = {
     kind: AbstractMesh((8,), ("data",), axis_types=(kind,))
@@ -69,29 +68,6 @@ def test_noise_and_seal_gather_no_shards(kind):
     assert "stablehlo.all_gather" in text  # of the parameters, for the loss
     sealed_and_noised = text[text.index("stablehlo.reduce_scatter") :]
     assert "stablehlo.all_gather" not in sealed_and_noised
-    # Rows of 128 numbers would hold the numbers of several devices.
-    assert "tensor<32x128xf32>" not in text
-    assert "tensor<32x128xf32>" in trace(None, P()).lower(lowering_platforms=("cpu",)).as_text()
-
-
-@pytest.mark.parametrize("kind", MESHES, ids=str)
-def test_array_type_tells_whether_other_devices_hold_parts(kind):
-    mesh, found = MESHES[kind], {}
-
-    def function(x, y):
-        found["alone"] = is_for_one_device(y)
-        found["on a mesh"] = is_for_one_device(jnp.sin(x))
-
-        def local(x):
-            found["in shard_map"] = is_for_one_device(x)
-            return x
-
-        jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
-        return x
-
-    x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=NamedSharding(mesh, P("data")))
-    jax.jit(function).trace(x, jax.ShapeDtypeStruct((3,), jnp.float32))
-    assert (found["alone"], found["on a mesh"], found["in shard_map"]) == (True, False, True)
 
 
 @pytest.mark.parametrize(

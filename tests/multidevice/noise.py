@@ -21,11 +21,11 @@ from tests.multidevice.problem import KINDS, make_mesh, put
 pytestmark = pytest.mark.optimized
 
 CLIP = dpoptax.l2_clip(0.5)
-SHAPES = {"w": (8, 48, 40), "b": (16,)}
+SHAPES = {"w": (8, 512, 80), "v": (16, 8), "b": (16,)}
 LAYOUTS = {
-    "replicated": {"w": P(), "b": P()},
-    "first axis": {"w": P("data"), "b": P("data")},
-    "last axis": {"w": P(None, None, "data"), "b": P()},
+    "replicated": {"w": P(), "v": P(), "b": P()},
+    "first axis": {"w": P("data"), "v": P("data"), "b": P("data")},
+    "last axis": {"w": P(None, None, "data"), "v": P(None, "data"), "b": P()},
 }
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z-]*permute)\(")
 
@@ -122,8 +122,8 @@ def test_noise_has_same_bits_without_collectives(kind, devices, layout, alone):
     jax.tree.map(np.testing.assert_array_equal, noisy, alone)
     assert not collectives(text)
     if layout != "replicated":
-        # Each device draws only its part, so its program has no array of the full size.
-        assert not re.search(r"(u32|f32)\[8,48,40\]", text)
+        # Each device draws only its part of a large array: its program has none of the full size.
+        assert not re.search(r"(u32|f32)\[8,512,80\]", text)
         assert noisy["w"].sharding.is_equivalent_to(total["w"].sharding, 3)
 
 
@@ -148,7 +148,7 @@ def test_sharded_sum_of_one_program_is_released_by_another(kind, layout):
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
     update = jax.jit(lambda clipped: tx.update(clipped, tx.init(whole))[0])
     assert np.isfinite(update(seal(split))["w"]).all()
-    assert not re.search(r"f32\[8,48,40\]", update.lower(seal(split)).compile().as_text())
+    assert not re.search(r"f32\[8,512,80\]", update.lower(seal(split)).compile().as_text())
 
 
 def test_sharded_noise_has_the_stated_stddev():

@@ -184,18 +184,16 @@ def _train_with_key_checker(tx):
 @pytest.mark.parametrize("fixed_point", [False, True])
 def test_no_key_is_used_twice(fixed_point, monkeypatch):
     # The checker cannot follow hashes of a key's data.
-    def once(keys, rows):
-        drawn = jax.vmap(lambda key: jax.random.normal(key, ()))(keys)[rows.array]
-        matrix = jnp.broadcast_to(drawn[:, None], rows.shape)
-        return matrix.astype(jnp.int32) if fixed_point else matrix
+    def once(key, size):
+        drawn = jax.random.normal(key, (size,))
+        return drawn.astype(jnp.int32) if fixed_point else drawn
 
     def twice(*args):
         return once(*args) + once(*args)
 
-    def draw_by(in_rows):
-        monkeypatch.setattr(box_muller, "normal_in_rows", in_rows)
-        integers = tree_noise.Noise(None, in_rows, lambda shape: (math.prod(shape),) * 2)
-        monkeypatch.setattr(_fixed_point, "integers", lambda stddev: integers)
+    def draw_by(vector):
+        monkeypatch.setattr(box_muller, "normal_vector", vector)
+        monkeypatch.setattr(_fixed_point, "integers", lambda _: tree_noise.Noise(None, vector))
 
     draw_by(once)
     _train_with_key_checker(optax.chain(_noise(fixed_point), dpoptax.disk(0.7, 0.5)))

@@ -1,0 +1,75 @@
+"""Tests that noise of many small arrays at once has the stated bits, in every program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpoptax._random import box_muller, tree_noise
+from dpoptax._random.discrete_gaussian import discrete_gaussian
+from dpoptax._random.keys import split
+from dpoptax._release import fixed_point
+
+pytestmark = pytest.mark.optimized
+
+SMALL = [
+    *((), (1,), (2,), (127,), (128,), (129,), (256,), (1001,), (0,), (3, 0, 2)),
+    *((7, 5), (5, 7), (1, 9), (256, 130), (9, 33), (130, 3), (512, 512)),
+    *((3, 3, 3, 16), (3, 3, 5, 7), (5, 5, 1, 32), (3, 3, 64, 64), (7, 7, 3, 3), (1, 1, 1)),
+]
+LARGE = [(2**18 + 2,), (512, 513), (7, 7, 7, 7, 7, 16)]
+KEYS = {"threefry": jax.random.key(3), "chacha20": jnp.arange(8, dtype=jnp.uint32)}
+_INTEGERS = fixed_point.integers(1000.0)
+NOISES = {
+    "normal": (lambda tree, key: tree_noise.add_noise(tree, 1.0, key), box_muller.normal),
+    "integers": (
+        lambda tree, key: tree_noise.each_leaf(tree, key, _INTEGERS, lambda _, drawn: drawn),
+        lambda key, shape: discrete_gaussian(key, shape, 1000.0),
+    ),
+}
+
+
+def same_bits(actual, expected):
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    return np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
+
+
+def _zeros(shapes):
+    return [jnp.zeros(shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("program", [lambda draw: draw, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    ("noise", "key"),
+    [
+        *(("normal", "threefry"), ("integers", "threefry"), ("normal", "chacha20")),
+        pytest.param("integers", "chacha20", marks=pytest.mark.slow),
+    ],
+)
+def test_large_leaves_have_own_keys_and_small_ones_share_a_vector(noise, key, program):
+    every = (noise, key) == ("normal", "threefry")  # the others take a second per shape to compile
+    shapes = [LARGE[0], *SMALL, *LARGE[1:], (3,)] if every else [(7, 5), LARGE[0], (129,)]
+    together, alone = NOISES[noise]
+    drawn = program(together)(_zeros(shapes), KEYS[key])
+    keys = split(KEYS[key], np.arange(len(shapes)))
+    small = [i for i, shape in enumerate(shapes) if shape not in LARGE]
+    vector = alone(keys[small[0]], (sum(drawn[i].size for i in small),))
+    assert same_bits(jnp.concatenate([drawn[i].ravel() for i in small]), vector)
+    for i in set(range(len(shapes))) - set(small):
+        assert same_bits(drawn[i], alone(keys[i], shapes[i])), shapes[i]
+
+
+@pytest.mark.parametrize("most", [0, 2**30], ids=["by numbers", "by pairs"])
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 1001])
+def test_vector_is_that_of_one_array(size, most, monkeypatch):
+    monkeypatch.setattr(box_muller, "_MAX_PAIRED_SIZE", most)
+    key = KEYS["threefry"]
+    drawn = jax.jit(lambda key: box_muller.normal_vector(key, size))(key)
+    assert same_bits(drawn, box_muller.normal(key, (size,)))
+
+
+def test_no_number_is_drawn_twice():
+    drawn = jax.jit(NOISES["normal"][0])(_zeros(SMALL + LARGE), KEYS["threefry"])
+    numbers = np.abs(np.concatenate([np.ravel(x) for x in drawn]))
+    assert len(np.unique(numbers)) > 0.99 * numbers.size
