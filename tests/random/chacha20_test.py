@@ -11,7 +11,7 @@ from flax import serialization
 from scipy import stats
 
 import dpoptax
-from dpoptax._random import chacha20, keys
+from dpoptax._random import chacha20, keys, tree_noise
 from tests.helpers import slow_but
 
 CLIP = dpoptax.l2_clip(0.5)
@@ -84,6 +84,7 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
         return jnp.asarray(words.reshape(16, *np.shape(counters)))
 
     monkeypatch.setattr(chacha20, "chacha20", recorded)
+    monkeypatch.setattr(tree_noise, "_MAX_SIZE_TOGETHER", 3)  # of the two leaves, one is large
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
     tx = STAGES["fixed point"](KEY)
     total = dpoptax.extend.trust_clipped(params, CLIP)

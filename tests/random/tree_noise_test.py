@@ -71,5 +71,8 @@ def test_vector_is_that_of_one_array(size, most, monkeypatch):
 
 def test_no_number_is_drawn_twice():
     drawn = jax.jit(NOISES["normal"][0])(_zeros(SMALL + LARGE), KEYS["threefry"])
-    numbers = np.abs(np.concatenate([np.ravel(x) for x in drawn]))
-    assert len(np.unique(numbers)) > 0.99 * numbers.size
+    rows = [np.ravel(x) for x in drawn if x.size]
+    ends = np.abs([number for row in rows if len(row) > 1 for number in (row[0], row[-1])])
+    assert len(np.unique(ends)) == len(ends)
+    numbers = np.abs(np.concatenate(rows[: len(SMALL) - 2]))
+    assert len(np.unique(numbers)) > 0.99 * numbers.size  # float32 has few numbers
