@@ -177,7 +177,7 @@ class LabelFollower:
             return self._cond(eqn, read, around)
         if name == "shard_map":
             return self._shard_map(eqn, read, around)
-        # `Derivations` knows `fold_in` as a hash. Inside ChaCha20 it would only see arithmetic.
+        # `Derivations` knows `fold_in` as a hash. Inside the function it would only see arithmetic.
         if eqn.params.get("name") == FOLDED:
             return [self._folded(read)], read
         inner = [self._expanded(eqn)] if name == HIJAX_CALL else subprograms(eqn.params)

@@ -53,14 +53,8 @@ def noise_words(key: jax.Array, counters: jax.Array, stream: int, count: int) ->
     return chacha20(key, counters, (_NOISE, stream, 0))[:count]
 
 
-def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """Returns a distinct key for each uint32 number, like `jax.random.fold_in`."""
-    return dpoptax_folded_key(key, lax.convert_element_type(number, jnp.uint32))
-
-
-@jax.jit
-def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
-    """Computes `fold_in`. `dpoptax.information_flow` recognizes it by name (`_marks`)."""
+def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
+    """Returns a distinct key for each uint32 number, (8,)."""
     return jnp.stack(chacha20(key, number, (_FOLDED, 0, 0), looped=True)[:KEY_WORDS])
 
 

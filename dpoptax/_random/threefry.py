@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpoptax._support.xla import materialize
 
@@ -17,31 +18,36 @@ def threefry(
 
     `jax.random` hashes only counters with high word 0, except for arrays of more than 2³² elements.
     """
-    schedule = (key_high, key_low, key_high ^ key_low ^ np.uint32(_KEY_PARITY))
-    high = jnp.broadcast_to(key_high + np.uint32(stream), counters.shape)
-    low = counters + key_low
+    # Primitives, because every operator of an array takes longer to trace.
+    parity = key_high ^ key_low ^ np.uint32(_KEY_PARITY)
+    schedule = [jnp.broadcast_to(word, counters.shape) for word in (key_high, key_low, parity)]
+    high = lax.add(schedule[0], np.uint32(stream))
+    low = lax.add(counters, schedule[1])
     # Five blocks of four rounds, each followed by an injection of the key.
     for block in range(5):
         for rotation in _ROTATIONS[block % 2]:
-            high += low
-            low = rotated(low, rotation) ^ high
-        high += schedule[(block + 1) % 3]
-        low += schedule[(block + 2) % 3] + np.uint32(block + 1)
+            high = lax.add(high, low)
+            low = lax.bitwise_xor(rotated(low, rotation), high)
+        high = lax.add(high, schedule[(block + 1) % 3])
+        low = lax.add(low, lax.add(schedule[(block + 2) % 3], np.uint32(block + 1)))
     return high, low
 
 
 def rotated(words: jax.Array, bits: int) -> jax.Array:
     """Rotates 32-bit words to the left."""
-    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
+    left = lax.shift_left(words, np.uint32(bits))
+    return lax.bitwise_or(left, lax.shift_right_logical(words, np.uint32(32 - bits)))
 
 
-def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
-    """Returns a key for each number, (n,).
-
-    The bits are those of `jax.random.fold_in`, which takes longer to compile on CPU.
-    """
+def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
+    """Returns the key of `jax.random.fold_in`, which takes longer to compile on CPU."""
     data = jax.random.key_data(key)
-    words = threefry(data[0], data[1], jnp.asarray(numbers, jnp.uint32))
+    words = threefry(data[0], data[1], number)
     # In a kernel with another hash, these operations would take LLVM minutes to compile.
     stored = materialize(jnp.stack(words, axis=-1), jnp.integer)
     return jax.random.wrap_key_data(stored, impl="threefry2x32")
+
+
+def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Returns the keys of `fold_in` for all numbers, (n,)."""
+    return fold_in(key, jnp.asarray(numbers, jnp.uint32))

@@ -38,7 +38,7 @@ SEALED = "dpoptax_sealed_arrays"
 """The name of the functions that seal and unseal arrays, from operands to results in order."""
 
 FOLDED = "dpoptax_folded_key"
-"""The name of the function that folds a number into a ChaCha20 key."""
+"""The name of the function that folds a number into a noise key."""
 
 ANY_ORDER = "dpoptax_any_order"
 """The name of the scope of scatters whose rounding is bounded for any order of additions."""
