@@ -95,9 +95,15 @@ def _key_entries(
         return EntryFacts(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
     if name == "random_split" and _size(eqn.invars[0]) == 1:
         return EntryFacts(distinct=True)
-    if name == "random_fold_in" and given[0] != EQUAL_FACTS:
-        return EntryFacts(distinct=given[0].distinct)
+    if name == "random_fold_in":
+        return folded_entries(given)
     return EntryFacts(distinct=distinct and name != "random_bits")
+
+
+def folded_entries(given: Sequence[EntryFacts]) -> EntryFacts:
+    """Returns the facts of keys that numbers were folded into."""
+    keys, folded = given
+    return EntryFacts(distinct=(folded if keys == EQUAL_FACTS else keys).distinct)
 
 
 def is_integer(atom: Var | Literal) -> bool:

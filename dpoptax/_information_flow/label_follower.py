@@ -15,8 +15,10 @@ from dpoptax._information_flow.derivations import Derivations, ProgramPath
 from dpoptax._information_flow.entry_facts import (
     UNKNOWN_FACTS,
     clamped_rows,
+    folded_entries,
     indices_are_unique,
     is_integer,
+    is_key,
     result_entries,
 )
 from dpoptax._information_flow.labels import (
@@ -179,7 +181,7 @@ class LabelFollower:
             return self._shard_map(eqn, read, around)
         # `Derivations` knows `fold_in` as a hash. Inside the function it would only see arithmetic.
         if eqn.params.get("name") == FOLDED:
-            return [self._folded(read)], read
+            return [self._folded(eqn, read)], read
         inner = [self._expanded(eqn)] if name == HIJAX_CALL else subprograms(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
         if name in {HIJAX_CALL, *PROGRAM_CALLS} and called:
@@ -196,11 +198,13 @@ class LabelFollower:
                 self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
 
-    def _folded(self, read: list[Label]) -> Label:
-        """Returns the label of a key that was folded from a key and a number."""
+    def _folded(self, eqn: JaxprEqn, read: list[Label]) -> Label:
+        """Returns the label of keys that numbers were folded into."""
         numbers = tuple(label.number for label in read)
         folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
-        return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_FACTS)
+        typed = is_key(eqn.outvars[0])  # each entry is a key
+        facts = folded_entries([label.entries for label in read]) if typed else UNKNOWN_FACTS
+        return dataclasses.replace(join_labels(read), number=folded, entries=facts)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         # A mark's name ends with the rank of the array. `jax.vmap` added all further axes.
