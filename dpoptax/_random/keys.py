@@ -166,10 +166,12 @@ def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
     return (chacha20 if _is_chacha20(key) else threefry).split(key, numbers)
 
 
-def two_words(key: jax.Array) -> jax.Array:
-    """Returns two 32-bit words that do not reveal the key they are derived from."""
-    folded = fold_in(key, 0)
-    return (folded if _is_chacha20(key) else jax.random.key_data(folded))[:2]
+def two_words(key: jax.Array, number: int) -> jax.Array:
+    """Returns two words of the key for a number. They do not reveal the key itself."""
+    if _is_chacha20(key):
+        return chacha20.fold_in(key, jnp.uint32(number))[:2]
+    high, low = jax.random.key_data(key)
+    return jnp.stack(threefry.threefry(high, low, jnp.uint32(number)))
 
 
 def words_of(key: jax.Array) -> bytes:

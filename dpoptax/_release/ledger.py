@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._random.keys import fold_in, two_words
+from dpoptax._random.keys import two_words
 from dpoptax._support.hosts import check_same_on_hosts
 from dpoptax._support.mixing import mixed
 from dpoptax._support.serialization import SerializableState, register
@@ -333,8 +333,8 @@ def _values(mechanism: Mechanism) -> np.ndarray:
 
 
 def _fingerprint(key: jax.Array) -> jax.Array:
-    # No step has this key: runs have fewer steps, and the trainer's `step_keys` uses 2³² − 1.
-    return two_words(fold_in(key, 2**32 - 2))
+    # No step has this number: runs have fewer steps, and the trainer's `step_keys` uses 2³² − 1.
+    return two_words(key, 2**32 - 2)
 
 
 def _signed(count: jax.Array, imprint: Imprint) -> Imprint:

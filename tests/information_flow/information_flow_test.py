@@ -36,7 +36,7 @@ def loss_fn(params, example):
 
 
 def short_noise(tree, stddev, key):
-    return jax.tree.map(lambda leaf: leaf + stddev * two_words(key)[0], tree)
+    return jax.tree.map(lambda leaf: leaf + stddev * two_words(key, 0)[0], tree)
 
 
 def short_stage(**changes):
