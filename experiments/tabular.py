@@ -1,8 +1,8 @@
-"""Measures the classifiers of the page on a table of customers, by the code of the page itself."""
+"""Measures the classifiers of the notebook on a table of customers, by its own code."""
 
 import contextlib
 import io
-import re
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ import numpy as np
 from dpoptax.training.bars import Bar
 from dpoptax.training.run.records import markdown_table
 
-PAGE = Path(__file__).parents[1] / "docs" / "examples" / "tabular.md"
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "table_of_customers.ipynb"
 _ABOUT = (
     "# A table of customers\n\n"
-    "The code of `docs/examples/tabular.md` for several seeds, which change the customers, the "
-    "start, the noise and the batches: means and standard deviations. δ = 1e-6; ε includes the "
+    "The code of `notebooks/table_of_customers.ipynb` for several seeds, which change the "
+    "customers, the start, the noise and the batches: means and standard deviations. δ = 1e-6; ε "
+    "includes the "
     "statistics. *Mean prediction* and *calibration error* are in percent: the error is the mean "
     "difference from the frequency of positive rows, in ten bins of equally many rows.\n\n"
 )
@@ -24,26 +25,27 @@ _HEADS = ("classifier", "AUC", "log loss", "mean prediction", "calibration error
 _FORMATS = ((3, 1), (4, 1), (2, 100), (2, 100))  # digits and factor
 
 
-def run_page(seed: int) -> dict[str, Any]:
-    """Runs the code of the page down to its comparison, and returns its variables."""
-    code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+def run_notebook(seed: int) -> dict[str, Any]:
+    """Runs the code of the notebook down to its comparison, and returns its variables."""
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     found: dict[str, Any] = {"__name__": "tabular"}
-    for block in code:
+    for cell in code[1:]:  # the first one installs dpoptax
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exec(block.replace("seed = 0\n", f"seed = {seed}\n"), found)
+            exec(cell.replace("seed = 0\n", f"seed = {seed}\n"), found)
         if "scores" in found:
             return found
-    raise ValueError(f"{PAGE} must compute `scores`.")
+    raise ValueError(f"{NOTEBOOK} must compute `scores`.")
 
 
 def tabular_page(*, seeds: int = 5) -> str:
-    """Measures the classifiers of the page on a table of customers.
+    """Measures the classifiers of the notebook on a table of customers.
 
     Args:
         seeds: Number of runs.
     """
-    runs = [run_page(seed) for seed in Bar(range(seeds), "tabular", leave=False)]
+    runs = [run_notebook(seed) for seed in Bar(range(seeds), "tabular", leave=False)]
     rows = [
         (name, *map(_cell, np.transpose([run["scores"][name] for run in runs]), _FORMATS))
         for name in runs[0]["scores"]

@@ -9,7 +9,7 @@ from dpoptax.training import config_of, load_config, load_configs, train_and_eva
 from dpoptax.training.cli.main import main
 from dpoptax.training.planning import plan_run, table, text
 from dpoptax.training.run import announcer
-from experiments.config import SAMPLERS, ExperimentConfig
+from experiments.config import ExperimentConfig
 from experiments.methods import PMLF, Disk, GeoDP, NonPrivate
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -22,12 +22,6 @@ def _cost(**changes):
 
 def _cells(line):
     return [cell.strip() for cell in line.split("|")[1:-1]]
-
-
-def test_page_of_the_guarantee_names_the_samplings_of_experiments():
-    page = (CONFIGS.parent / "docs" / "privacy" / "guarantee.md").read_text("utf-8")
-    for name in SAMPLERS:
-        assert f"`{name}`" in page
 
 
 def test_plan_matches_run(tmp_path, monkeypatch):
