@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,25 @@ from experiments.gemma.tokenizer import Tokenizer
 from experiments.text.texts import TOPICS
 
 _COMMAND = "sampled-texts"
-PROMPTS = {
-    "World": "World news in brief, two sentences. Nations, governments and conflicts:\n\n- ",
-    "Sports": "Sports news in brief, two sentences. Teams, matches and athletes:\n\n- ",
-    "Business": "Business news in brief, two sentences. Companies, markets and prices:\n\n- ",
-    "Sci/Tech": "Science and technology news in brief, two sentences. Research, software and "
-    "devices:\n\n- ",
+_EXAMPLES = {
+    "World": "Ministers of both countries met in Geneva on Tuesday to discuss a cease-fire along "
+    "their border, officials said.",
+    "Sports": "The goalkeeper saved two penalties on Sunday as her team reached the semifinals for "
+    "the first time.",
+    "Business": "Shares of the airline fell 4 percent after it warned that higher fuel prices "
+    "would cut its quarterly profit.",
+    "Sci/Tech": "Engineers presented a chip that needs half the power of earlier models and may "
+    "appear in phones next year.",
 }
-"""A prompt for each topic, which reads no private text."""
+"""Invented news, one for each topic. No private text is read."""
+_TAG = re.compile("<[^<>]*>")
+
+
+def prompt(topic: str) -> str:
+    """Returns the invented news with their topics, and the topic of a text to write."""
+    others = [name for name in _EXAMPLES if name != topic]
+    shown = "".join(f"{name}: {_EXAMPLES[name]}\n\n" for name in (*others, topic))
+    return f"Short news by topic.\n\n{shown}{topic}:"
 
 
 def run(
@@ -57,7 +69,7 @@ def run(
         for number, topic in enumerate(itertools.cycle(TOPICS)):
             if len(rows) >= texts:
                 break
-            found = sample([PROMPTS[topic]] * batch_size, length, seed=seed + number, **options)
+            found = sample([prompt(topic)] * batch_size, length, seed=seed + number, **options)
             rows += [(text, topic) for text in first_paragraphs(found.text)][: texts - len(rows)]
             bar.update(len(rows) - bar.n)
     with output.open("w", encoding="utf-8", newline="") as file:
@@ -66,9 +78,9 @@ def run(
 
 
 def first_paragraphs(texts: list[str]) -> Iterator[str]:
-    """Yields the first paragraph of each text that has at least five words."""
+    """Yields the first paragraph of each text, without tags, if it has at least five words."""
     for text in texts:
-        paragraph = " ".join(text.strip().partition("\n")[0].split())
+        paragraph = " ".join(_TAG.sub("", text.strip().partition("\n")[0]).split())
         if len(paragraph.split()) >= 5:
             yield paragraph
 
@@ -83,6 +95,6 @@ def _sampler(tokenizer: Tokenizer, parameters: dict[str, np.ndarray], length: in
         command = weights.command("tunix", _COMMAND)
         raise ConfigError(f"`{_COMMAND}` needs tunix: {error}. Run `{command}`.") from error
     model = base_model(jnp.float32, parameters)
-    prompts = max(len(tokenizer.encode(prompt)) for prompt in PROMPTS.values())
+    prompts = max(len(tokenizer.encode(prompt(topic))) for topic in TOPICS)
     cache = CacheConfig(2 * prompts + length, weights.LAYERS, 1, weights.HEAD_SIZE)
     return Sampler(model, tokenizer, cache)
