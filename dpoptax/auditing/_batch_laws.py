@@ -6,7 +6,7 @@ the number that a step draws from a pool, every subset of that size is equally l
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,18 @@ class Count(NamedTuple):
     probability: float
     most: int
 
+    @property
+    def certain(self) -> bool:
+        """True if the number is not random."""
+        return self.probability in (0.0, 1.0) or not self.trials
+
+    @property
+    def possible(self) -> bool:
+        """True if the law permits the number."""
+        return (
+            self.found == self.most * self.probability if self.certain else self.found <= self.most
+        )
+
 
 class Marked(NamedTuple):
     """A number of marked records among `drawn` ones of a pool, with a hypergeometric law."""
@@ -57,7 +69,7 @@ class BatchLaw(abc.ABC):
 
     size: int
     pools: int = 1
-    fixed: ClassVar[bool] = False
+    fixed: bool = False
 
     @abc.abstractmethod
     def labels(self, step: int) -> Integers:
@@ -94,30 +106,12 @@ class IndependentLaw(BatchLaw):
         return _independent(members, drawn, self._rates, self._most)
 
 
-class FixedLaw(BatchLaw):
-    """A random subset of a fixed size."""
-
-    fixed = True
-
-    def __init__(self, size: int, batch_size: int) -> None:
-        self.size = size
-        self._labels = np.zeros(size, np.int64)
-        self._batch_size = batch_size
-
-    def labels(self, step: int) -> Integers:
-        return self._labels
-
-    def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
-        return [_exactly(self._batch_size, drawn[0])]
-
-
 class EpochLaw(BatchLaw):
-    """Each record once in an epoch, in a new random order; the last batch may be left out."""
+    """Random subsets of a fixed size, each record at most once in an epoch of some steps."""
 
-    def __init__(self, size: int, batch_size: int, *, drop_last: bool = False) -> None:
-        self.size = size
-        self._batch_size = batch_size
-        self._steps = size // batch_size if drop_last else -(-size // batch_size)
+    def __init__(self, size: int, batch_size: int, steps: int) -> None:
+        self.size, self.fixed = size, steps == 1
+        self._batch_size, self._steps = batch_size, steps
         self._labels = np.zeros(size, np.int64)
 
     def labels(self, step: int) -> Integers:
@@ -126,8 +120,9 @@ class EpochLaw(BatchLaw):
         return self._labels
 
     def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
-        first = step % self._steps * self._batch_size
-        return [_exactly(min(self._batch_size, self.size - first), drawn[0])]
+        left = self.size - step % self._steps * self._batch_size
+        size = min(self._batch_size, left)
+        return [Count(int(drawn[0]), size, 1.0, size)]
 
     def advance(self, step: int, rows: Integers) -> None:
         self._labels[rows] = NO_POOL
@@ -198,6 +193,8 @@ class CyclicLaw(BatchLaw):
         return [Count(int(drawn.sum()), self._group_size, self._rate, self._most)]
 
     def shares(self, members: Integers, drawn: Integers) -> list[Marked]:
+        if members[0] >= self._group_size:
+            return [Marked(0, 1, 0, 0)]  # the whole group is known
         total = min(int(drawn.sum()), self._group_size)
         return [Marked(int(drawn[0]), self._group_size, int(members[0]), total)]
 
@@ -214,10 +211,6 @@ def _independent(
     ]
 
 
-def _exactly(size: int, found: int) -> Count:
-    return Count(int(found), size, 1.0, size)
-
-
 def _poisson_law(claim: PoissonSampler) -> BatchLaw:
     most = None if claim.max_batch_size is None else claim._largest
     return IndependentLaw((claim.dataset_size,), (claim.sampling_probability,), most)
@@ -228,8 +221,10 @@ _LAWS: dict[type[Sampler], Callable[..., BatchLaw]] = {
     GroupedPoissonSampler: lambda claim: IndependentLaw(
         tuple(claim.group_sizes), claim.probabilities
     ),
-    FixedSizeSampler: lambda claim: FixedLaw(claim.dataset_size, claim.batch_size),
-    ShuffledSampler: lambda claim: EpochLaw(claim.dataset_size, claim.batch_size),
+    FixedSizeSampler: lambda claim: EpochLaw(claim.dataset_size, claim.batch_size, 1),
+    ShuffledSampler: lambda claim: EpochLaw(
+        claim.dataset_size, claim.batch_size, claim.steps_per_epoch
+    ),
     RandomAllocationSampler: lambda claim: AllocationLaw(
         claim.dataset_size, claim.period, claim.participations
     ),

@@ -4,21 +4,18 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dpoptax.auditing._batch_laws import (
     AllocationLaw,
     BatchLaw,
     EpochLaw,
-    FixedLaw,
     IndependentLaw,
+    Integers,
 )
-from dpoptax.auditing._batch_scan import NEW, PREVIOUS, Partition, scan_batches
-from dpoptax.auditing._batch_tests import findings_of
+from dpoptax.auditing._batch_tests import NEW, PREVIOUS, Partition, tests_under
 from dpoptax.auditing._findings import Finding, rejected
 from dpoptax.sampling import Sampler
-
-Integers = NDArray[np.int64]
 
 PLACES, LENGTHS, REMAINDERS = "eighths of the rows", "eighths by length", "remainders modulo"
 # The shapes of batches whose shares of groups spread more than those of random ones, or less.
@@ -58,8 +55,7 @@ def findings_under(
     """Returns the impossible batches under a law, and the tests of the others."""
     # By the claim and not by the sizes of batches, of which a score may only know the earlier ones.
     window = max(1, round(claimed.dataset_size / claimed.batch_size) - 1)
-    scan = scan_batches(distinct, law, window, partitions)
-    return scan.impossible, findings_of(scan, partitions, _randomization(distinct))
+    return tests_under(law, distinct, window, partitions, _randomization(distinct))
 
 
 def _randomization(distinct: Sequence[Integers]) -> np.random.Generator:
@@ -101,11 +97,11 @@ def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tupl
     sizes = np.array([len(each) for each in distinct])
     number, first, mean = claimed.dataset_size, int(sizes[0]), float(sizes.mean())
     if first:
-        yield "shuffled epochs", EpochLaw(number, first)
+        yield "shuffled epochs", EpochLaw(number, first, -(-number // first))
         if number % first and len(distinct) > number // first:
-            yield "shuffled epochs with drop_last", EpochLaw(number, first, drop_last=True)
+            yield "shuffled epochs with drop_last", EpochLaw(number, first, number // first)
     if np.all(sizes == first):
-        yield f"batches of {first} without replacement", FixedLaw(number, first)
+        yield f"batches of {first} without replacement", EpochLaw(number, first, 1)
     if mean:
         period = max(1, round(number / mean))
         yield f"each record once in {period} steps, at random", AllocationLaw(number, period)

@@ -2,8 +2,8 @@
 
 A count X of law F becomes the score z = Φ⁻¹(U), where U is uniform on [F(X − 1), F(X)]. If the law
 is right, z is exactly standard normal. If each law is known given the counts before it, the scores
-are independent, so their sum and their squares have the laws of textbooks. Their number must not
-depend on the counts: `padded` fills it up.
+are independent, so their sum and their squares have the laws of textbooks. The score of a count
+that can have one value only is a normal draw.
 """
 
 import numpy as np
@@ -91,17 +91,6 @@ def _scores(
     lower = share * below + (1 - share) * equal_or_less
     z = np.where(upper < lower, -special.ndtri(upper), special.ndtri(lower))
     return np.clip(z, -_LARGEST, _LARGEST)
-
-
-def padded(scores: Array, number: int, rng: np.random.Generator) -> Array:
-    """Returns scores with standard normal draws for counts that could have one value only.
-
-    Without them, the number of scores would be a stopping time, for example the step in which the
-    last record is drawn, and their mean would not be normal. Without any score, nothing is tested.
-    """
-    if not len(scores):
-        return scores
-    return np.concatenate([scores, rng.normal(size=number - len(scores))])
 
 
 def mean_p_value(scores: Array) -> float:
