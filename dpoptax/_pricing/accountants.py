@@ -25,6 +25,7 @@ from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
+from dpoptax import _pricing
 from dpoptax._pricing import composition, privacy_losses
 from dpoptax._pricing.events import (
     CustomDpEvent,
@@ -64,13 +65,12 @@ def epsilon_of(
     a run needs the last price of its calibration again, and so do runs with other seeds.
     """
     if accountant == "monte_carlo":
-        from dpoptax._pricing import monte_carlo  # takes a second; only this accountant needs it
 
         def bounded(bound: Event) -> float:
             return epsilon_of(bound, delta, "pld", relation, interval)
 
         effort = 1.0 if interval <= DISCRETIZATION else 0.1
-        return monte_carlo.epsilon_of(event, delta, relation, bounded, effort)
+        return _pricing.monte_carlo.epsilon_of(event, delta, relation, bounded, effort)
     return _price(parts_of(event), delta, accountant, relation, interval)
 
 
@@ -255,11 +255,9 @@ def _with_derived(
 
 
 def _derived_pair(event: Event, relation: dpa.NeighboringRelation, interval: float) -> Pair | None:
-    from dpoptax._pricing import derived_curves  # only these events need it
-
     # The inner curve is rounded on a coarser grid, in the same direction.
     curves = functools.partial(curves_of, relation=relation, interval=10 * interval)
-    return derived_curves.pair(event, curves, interval)
+    return _pricing.derived_curves.pair(event, curves, interval)
 
 
 def _rdp_epsilon(
@@ -276,10 +274,8 @@ def _rdp_accountant(
     relation: dpa.NeighboringRelation,
     orders: Sequence[float] | None = None,
 ) -> rdp.RdpAccountant:
-    from dpoptax._pricing import renyi_accountant  # only "rdp" and rare events need it
-
     try:
-        return renyi_accountant.accountant_of(parts, relation, orders)
+        return _pricing.renyi_accountant.accountant_of(parts, relation, orders)
     except dpa.UnsupportedEventError as error:
         raise _unsupported("rdp", parts, relation) from error
 

@@ -17,6 +17,8 @@ RELATIONS = {
     "replace-one": dpa.NeighboringRelation.REPLACE_ONE,
     "replace-special": dpa.NeighboringRelation.REPLACE_SPECIAL,
 }
+SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+"""Distributions of a random number of trials, and the shape of `RepeatAndSelectDpEvent`."""
 # Outside of this range, dp_accounting divides by zero or overflows. Less noise counts as none:
 # ε is above 10^5 anyway. More noise counts as the upper limit.
 MULTIPLIERS = (1e-3, 1e6)

@@ -9,7 +9,7 @@ from dp_accounting import pld
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
-from dpoptax._pricing import curves
+from dpoptax import _pricing
 from dpoptax._pricing.events import (
     MULTIPLIERS,
     CustomDpEvent,
@@ -102,7 +102,7 @@ def _without_replacement(
     )
     if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
         return removed
-    return curves.symmetric(removed._pmf_remove.to_dense_pmf(), interval)
+    return _pricing.curves.symmetric(removed._pmf_remove.to_dense_pmf(), interval)
 
 
 def _is_sampled_gaussian(event: Event) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from dpoptax import _pricing
 from dpoptax._pricing import participation_chains
 from dpoptax.sampling._base import Sampler
 from dpoptax.sampling._chain_sampler import ChainSampler
@@ -146,9 +147,7 @@ class Participation:
           ValueError: the column has other entries.
         """
         if isinstance(self.sampler, ChainSampler):
-            from dpoptax._pricing import custom_events
-
-            column = custom_events.shortest(self.strategy.column(steps).tolist())
+            column = _pricing.custom_events.shortest(self.strategy.column(steps).tolist())
             return participation_chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         entries = np.asarray(self.strategy.column(steps), np.float64)
         if np.any(entries < 0) or np.any(np.diff(entries) > 0):
@@ -164,24 +163,22 @@ class Participation:
         """Returns the event of `steps` sums with correlated noise."""
         import dp_accounting as dpa
 
-        from dpoptax._pricing import custom_events, events
-
         if self.strategy.bands == 1 or self._amplified:
             return self.sampler.dp_event(noise_multiplier, steps)
         if steps == 0:
             return dpa.NoOpDpEvent()
-        unamplified = events.noisy_sum_event(
+        unamplified = _pricing.events.noisy_sum_event(
             noise_multiplier / self.sensitivity(steps), 1, lambda gaussian: gaussian
         )
         if not isinstance(self.sampler, ChainSampler):
             return unamplified
         run: dict[str, Any] = {
-            "column": custom_events.shortest(self.strategy.column(steps).tolist()),
+            "column": _pricing.custom_events.shortest(self.strategy.column(steps).tolist()),
             "chain": self.sampler.chain,
             "overflow": self.sampler.full_probability,
         }
-        amplified = custom_events.banded_allocation_event(noise_multiplier, steps, **run)
-        return custom_events.participation_event(
+        amplified = _pricing.custom_events.banded_allocation_event(noise_multiplier, steps, **run)
+        return _pricing.custom_events.participation_event(
             noise_multiplier, steps, **run, bound=amplified or unamplified
         )
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpoptax import runs
 from dpoptax._pricing.privacy_event import PrivacyEvent, composed
 from dpoptax._random.keys import (
     Generator,
@@ -25,7 +26,6 @@ from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax._support.hosts import check_same_on_hosts, shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import guarantee
-from dpoptax.runs import _identity as identity
 from dpoptax.runs._batches import Batch, example_loader, read_ahead
 from dpoptax.sampling._base import SEED_BYTES, Sampler
 
@@ -237,9 +237,9 @@ class PrivateRun:
         check_same_on_hosts(
             {
                 "The step of the run": self.step,
-                **identity.draws_of(self._sampler, users),
-                **identity.noise_of(self.plan, self._key),
-                **identity.data_of(data),
+                **runs.draws_of(self._sampler, users),
+                **runs.noise_of(self.plan, self._key),
+                **runs.data_of(data),
             }
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpoptax import _pricing
 from dpoptax._pricing.checks import integer
 from dpoptax._pricing.participation_chains import AllocationChain
 from dpoptax.sampling._base import Sample, checked_step
@@ -134,9 +135,7 @@ class RandomAllocationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import custom_events
-
-        return custom_events.allocation_event(
+        return _pricing.custom_events.allocation_event(
             noise_multiplier,
             steps,
             period=self.period,

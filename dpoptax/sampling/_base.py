@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
+from dpoptax import _pricing
 from dpoptax._pricing.checks import Unit, integer, seed_integer
 from dpoptax.sampling._draws import OVERFLOW_PROBABILITY, Draws, Pcg64, largest_draw
 
@@ -297,9 +298,7 @@ class CutSampler(Sampler):
         return 0.0 if self._largest >= self._rates[0] else self._at_least(self._largest)
 
     def _at_least(self, number: int) -> float:
-        from dpoptax._pricing import events  # drawing does not need it
-
-        return events.full_probability(*self._rates, number)
+        return _pricing.events.full_probability(*self._rates, number)
 
     def describe(self) -> dict[str, object]:
         """Returns the sampling as JSON values, with the probability of a cut per step."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from dpoptax import _pricing
 from dpoptax._pricing.checks import integer
 from dpoptax.sampling._base import CutSampler, Sample, checked_step
 
@@ -86,9 +87,7 @@ class CyclicPoissonSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of ⌈steps/cycle_length⌉ independent noisy sums over one group."""
-        from dpoptax._pricing import events
-
-        return events.truncated_poisson_event(
+        return _pricing.events.truncated_poisson_event(
             noise_multiplier,
             math.ceil(steps / self.cycle_length),
             size=self.group_size,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from dpoptax import _pricing
 from dpoptax.sampling._base import Sample, Sampler, checked_step
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ class FixedSizeSampler(Sampler):
         """Returns the event of `steps` noisy sums over samples without replacement."""
         import dp_accounting as dpa
 
-        from dpoptax._pricing import events
-
         def sampled(gaussian: "dpa.DpEvent") -> "dpa.DpEvent":
             if self.batch_size == self.dataset_size:
                 return gaussian
@@ -49,4 +48,4 @@ class FixedSizeSampler(Sampler):
                 source_dataset_size=self.dataset_size, sample_size=self.batch_size, event=gaussian
             )
 
-        return events.noisy_sum_event(noise_multiplier, steps, sampled)
+        return _pricing.events.noisy_sum_event(noise_multiplier, steps, sampled)

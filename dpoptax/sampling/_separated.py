@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpoptax import _pricing
 from dpoptax._pricing.checks import integer
 from dpoptax._pricing.participation_chains import SeparatedChain
 from dpoptax.sampling._base import Sample, checked_step
@@ -139,9 +140,7 @@ class MinSeparationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import custom_events
-
-        return custom_events.separated_event(
+        return _pricing.custom_events.separated_event(
             noise_multiplier,
             steps,
             probability=self.participation_probability,
