@@ -50,6 +50,7 @@ class GroupedPoissonSampler(CutSampler):
 
     neighboring_relation: ClassVar[str] = "add-or-remove-one"
     _overflow = RARE_OVERFLOW_PROBABILITY
+    _described = ("overflow_probability", "group_sizes", "probabilities")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,11 +101,3 @@ class GroupedPoissonSampler(CutSampler):
         """Returns the event of `steps` noisy sums with the largest probability."""
         event = _pricing.events.poisson_event(noise_multiplier, max(self.probabilities), steps)
         return _pricing.custom_events.cut_event(event, steps * self.full_probability)
-
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with groups and their probabilities."""
-        return {
-            **super().describe(),
-            "group_sizes": list(self.group_sizes),
-            "probabilities": list(self.probabilities),
-        }
