@@ -17,7 +17,6 @@ gradient of that loss, so each user is clipped once, for any number of records.
 with all of its records.
 """
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -114,7 +113,9 @@ class UserTable:
     def __init__(
         self, owners: Sequence[object] | np.ndarray, records_per_user: int, *, seed: int
     ) -> None:
-        self._bound(records_per_user, seed)
+        remedy = "give the largest number of records of a user in a step"
+        self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)
+        self._seed = seed_integer(seed)
         self._labels, inverse = np.unique(_checked(owners), return_inverse=True)
         self.num_users, self.num_records = len(self._labels), len(inverse)
         # Records sorted by owner. Those of user u are in _starts[u] : _starts[u + 1].
@@ -124,16 +125,6 @@ class UserTable:
         # Users are numbered by their first record, so that labels do not matter.
         order = np.argsort(np.argsort(self._records[self._starts[:-1]]))
         self.owners = hashlib.sha256(order[inverse].astype("<i8").tobytes()).hexdigest()
-
-    def with_bound(self, records_per_user: int, *, seed: int) -> "UserTable":
-        """Returns a table of the same owners with another bound and seed.
-
-        Raises:
-          ValueError: `records_per_user` is below 1, or `seed` is negative.
-        """
-        table = copy.copy(self)
-        table._bound(records_per_user, seed)
-        return table
 
     def __repr__(self) -> str:
         """Returns the public numbers only."""
@@ -219,11 +210,6 @@ class UserTable:
         count, shares = np.repeat(owned, owned), np.empty(self.num_records, np.int64)
         shares[self._records] = (place + 1) * total // count - place * total // count
         return shares
-
-    def _bound(self, records_per_user: int, seed: int) -> None:
-        remedy = "give the largest number of records of a user in a step"
-        self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)
-        self._seed = seed_integer(seed)
 
     def _places(self, users: np.ndarray, step: int) -> np.ndarray:
         """Returns ascending places among each user's records, (users, R)."""
