@@ -126,8 +126,18 @@ class CustomDpEvent(dpa.DpEvent):
         Raises:
           dpa.UnsupportedEventError: it is not supported under the relation.
         """
-        details = dpa.PrivacyAccountant.CompositionErrorDetails(self, "unsupported")
-        raise dpa.UnsupportedEventError(details)
+        raise self.refusal("unsupported")
+
+    def renyi_divergences(
+        self, orders: Sequence[float], relation: dpa.NeighboringRelation
+    ) -> np.ndarray:
+        """Returns upper bounds on the Rényi divergences, (orders,); raises as `pair`."""
+        raise self.refusal("unsupported")
+
+    def refusal(self, message: str) -> dpa.UnsupportedEventError:
+        """Returns an error of dp_accounting that says why the event has no price."""
+        details = dpa.PrivacyAccountant.CompositionErrorDetails(self, message)
+        return dpa.UnsupportedEventError(details)
 
     def similar(self) -> Event:
         """Returns an event with about the same price, which is priced fast."""
