@@ -21,7 +21,7 @@ SUBMODULES = (
     "users",
 )
 PACKAGES = (
-    "dpoptax", "dpoptax.accounting", "dpoptax.filters", "dpoptax.matrix", "dpoptax.sampling",
+    "dpoptax", "dpoptax.accounting", "dpoptax.filters", "dpoptax.sampling",
 )  # fmt: skip
 # Each takes longer to import than the package, or is an optional dependency.
 FIRST_WHEN_NEEDED = {
