@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptax.auditing._batch_laws import NO_POOL, BatchLaw, Count, Integers, Marked
+from dpoptax.auditing._batch_laws import NO_POOL, Count, Integers, Law, Marked, Step
 from dpoptax.auditing._exact_scores import (
     binomial_scores,
     extremes_p_value,
@@ -64,7 +64,7 @@ class _Match(NamedTuple):
 
 
 def tests_under(
-    law: BatchLaw,
+    law: Law,
     batches: Sequence[Integers],
     window: int,
     partitions: Sequence[Partition],
@@ -82,10 +82,12 @@ def tests_under(
       partitions: groups of records.
       rng: randomizes scores.
     """
-    scan = _Scan(law, window, partitions)
+    now = next(law)
+    scan = _Scan(len(now.labels), window, partitions)
     for step, rows in enumerate(batches):
-        scan.read(step, rows)
-        if scan.impossible and not law.fixed:
+        scan.read(step, rows, now)
+        before, now = now, law.send(rows)
+        if scan.impossible and now.labels is not before.labels:
             break
     return scan.impossible, scan.tests(rng)
 
@@ -98,25 +100,27 @@ class _Scan:
     drawn, and the mean of the scores would not be normal.
     """
 
-    def __init__(self, law: BatchLaw, window: int, partitions: Sequence[Partition]) -> None:
+    def __init__(self, size: int, window: int, partitions: Sequence[Partition]) -> None:
         self.impossible: list[str] = []
-        self._law, self._window, self._partitions = law, window, partitions
-        self._last = np.full(law.size, -2)  # the step that drew each record last
+        self._window, self._partitions = window, partitions
+        self._labels: Integers | None = None
+        self._pools: list[Integers] = []
+        self._members: list[list[Integers]] = []
+        self._last = np.full(size, -2)  # the step that drew each record last
         self._largest = 0
         self._sizes: list[list[Count]] = []
         self._marked: dict[str, list[Marked]] = {PREVIOUS: [], RECENT: [], NEW: [], KNOWN: []}
         self._matches: list[_Match] = []
         self._drawn: list[list[tuple[Integers, Integers]]] = [[] for _ in partitions]
 
-    def read(self, step: int, rows: Integers) -> None:
+    def read(self, step: int, rows: Integers, law: Step) -> None:
         """Counts the batch of a step."""
-        law, labels = self._law, self._law.labels(step)
-        if step == 0 or not law.fixed:
-            self._pools = [np.flatnonzero(labels == pool) for pool in range(law.pools)]
-            self._members = [
-                [each.tally(pool) for each in self._partitions] for pool in self._pools
-            ]
-        parts = [rows[labels[rows] == pool] for pool in range(law.pools)]
+        labels = law.labels
+        if labels is not self._labels:
+            self._labels = labels
+            self._pools = [np.flatnonzero(labels == pool) for pool in range(len(law.rates))]
+            self._members = [[each.tally(x) for each in self._partitions] for x in self._pools]
+        parts = [rows[labels[rows] == pool] for pool in range(len(law.rates))]
         sizes, drawn = (np.array([len(x) for x in each]) for each in (self._pools, parts))
         if resting := int(np.count_nonzero(labels[rows] <= NO_POOL)):
             self.impossible.append(f"step {step} draws {resting} records that must rest")
@@ -136,7 +140,6 @@ class _Scan:
             self._add_match(step, len(pool), part)
             for of, partition, known in zip(self._drawn, self._partitions, members, strict=True):
                 of.append((known, partition.tally(part)))
-        law.advance(step, rows)
         self._last[rows] = step
         self._largest = max(self._largest, len(rows))
 
@@ -160,7 +163,7 @@ class _Scan:
         for name, marked in self._marked.items():
             p_value, effect, seen, _ = _tested(np.array(marked, np.int64).reshape(-1, 4).T, rng)
             found.append(Finding(name, p_value, effect, seen))
-        found.append(_repeated(self._matches, len(self._sizes) * self._law.pools))
+        found.append(_repeated(self._matches, len(self._sizes) * len(self._pools)))
         for partition, drawn in zip(self._partitions, self._drawn, strict=True):
             found += _groups(partition, *(np.stack(each) for each in zip(*drawn, strict=True)), rng)
         return found

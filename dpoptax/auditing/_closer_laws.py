@@ -6,13 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpoptax.auditing._batch_laws import (
-    AllocationLaw,
-    BatchLaw,
-    EpochLaw,
-    IndependentLaw,
-    Integers,
-)
+from dpoptax.auditing._batch_laws import Integers, Law, allocation, epochs, independent
 from dpoptax.auditing._batch_tests import NEW, PREVIOUS, Partition, tests_under
 from dpoptax.auditing._findings import Finding, rejected
 from dpoptax.sampling import Sampler
@@ -50,7 +44,7 @@ def row_groups(size: int, lengths: ArrayLike | None) -> list[Partition]:
 
 
 def findings_under(
-    distinct: Sequence[Integers], law: BatchLaw, claimed: Sampler, partitions: Sequence[Partition]
+    distinct: Sequence[Integers], law: Law, claimed: Sampler, partitions: Sequence[Partition]
 ) -> tuple[list[str], list[Finding]]:
     """Returns the impossible batches under a law, and the tests of the others."""
     # By the claim and not by the sizes of batches, of which a score may only know the earlier ones.
@@ -92,23 +86,23 @@ def closer_law(
     return _shape(findings)
 
 
-def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, BatchLaw]]:
+def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, Law]]:
     """Yields names and laws, from special to general, each new and before its first step."""
     sizes = np.array([len(each) for each in distinct])
     number, first, mean = claimed.dataset_size, int(sizes[0]), float(sizes.mean())
     if first:
-        yield "shuffled epochs", EpochLaw(number, first, -(-number // first))
+        yield "shuffled epochs", epochs(number, first, -(-number // first))
         if number % first and len(distinct) > number // first:
-            yield "shuffled epochs with drop_last", EpochLaw(number, first, number // first)
+            yield "shuffled epochs with drop_last", epochs(number, first, number // first)
     if np.all(sizes == first):
-        yield f"batches of {first} without replacement", EpochLaw(number, first, 1)
+        yield f"batches of {first} without replacement", epochs(number, first, 1)
     if mean:
         period = max(1, round(number / mean))
-        yield f"each record once in {period} steps, at random", AllocationLaw(number, period)
-        law = IndependentLaw((number,), (mean / number,))
+        yield f"each record once in {period} steps, at random", allocation(number, period)
+        law = independent((number,), (mean / number,))
         yield f"Poisson samples of {mean:.4g} on average", law
     rate, most = claimed.sampling_probability, int(sizes.max())
-    yield f"Poisson samples cut to {most}", IndependentLaw((number,), (rate,), most)
+    yield f"Poisson samples cut to {most}", independent((number,), (rate,), most)
 
 
 def _shape(findings: Sequence[Finding]) -> str | None:
