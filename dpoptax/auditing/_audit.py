@@ -5,8 +5,13 @@ import time
 import jax
 
 from dpoptax._random.keys import check_key
-from dpoptax.auditing._checks import ThreatModel, check_options, check_seen
-from dpoptax.auditing._claim import claim_of, state_after
+from dpoptax.auditing._claim import (
+    ThreatModel,
+    check_options,
+    check_seen,
+    claim_of,
+    state_after,
+)
 from dpoptax.auditing._error_curves import trade_off_curve
 from dpoptax.auditing._game import Game, leaf_projections
 from dpoptax.auditing._replay import Runs

@@ -8,8 +8,7 @@ import numpy as np
 
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
-from dpoptax.auditing._checks import ThreatModel, check_options, check_seen
-from dpoptax.auditing._claim import claim_of
+from dpoptax.auditing._claim import ThreatModel, check_options, check_seen, claim_of
 from dpoptax.auditing._families import approximate_family, gaussian_family
 from dpoptax.auditing._game import Game
 from dpoptax.auditing._one_run import guesses_about

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from dpoptax.auditing._batch_laws import NO_POOL, Count, Integers, Law, Marked, Step
 from dpoptax.auditing._exact_scores import (
+    FALSE_ALARM,
+    Finding,
     binomial_scores,
     extremes_p_value,
     hypergeometric_scores,
@@ -15,7 +17,6 @@ from dpoptax.auditing._exact_scores import (
     mean_p_value,
     spread_p_value,
 )
-from dpoptax.auditing._findings import FALSE_ALARM, Finding
 
 Array = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from dpoptax.accounting import Guarantee, planned_guarantee
 from dpoptax.accounting._statement import claim_text
 from dpoptax.auditing._batch_laws import Integers, law_of
 from dpoptax.auditing._closer_laws import LENGTHS, closer_law, findings_under, row_groups
-from dpoptax.auditing._findings import Finding, rejected
+from dpoptax.auditing._exact_scores import Finding, rejected
 from dpoptax.sampling import Sample, Sampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from dpoptax.auditing._batch_laws import Integers, Law, allocation, epochs, independent
 from dpoptax.auditing._batch_tests import NEW, PREVIOUS, Partition, tests_under
-from dpoptax.auditing._findings import Finding, rejected
+from dpoptax.auditing._exact_scores import Finding, rejected
 from dpoptax.sampling import Sampler
 
 PLACES, LENGTHS, REMAINDERS = "eighths of the rows", "eighths by length", "remainders modulo"
