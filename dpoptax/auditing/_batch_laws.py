@@ -150,13 +150,12 @@ def cyclic(size: int, group_size: int, length: int, rate: float, most: int) -> L
         group[rows] = step % length
 
 
-def _poisson_law(claim: PoissonSampler) -> Law:
-    most = None if claim.max_batch_size is None else claim._largest
-    return independent((claim.dataset_size,), (claim.sampling_probability,), most)
-
-
 _LAWS: dict[type[Sampler], Callable[..., Law]] = {
-    PoissonSampler: _poisson_law,
+    PoissonSampler: lambda claim: independent(
+        (claim.dataset_size,),
+        (claim.sampling_probability,),
+        claim.max_batch_size and claim._largest,
+    ),
     GroupedPoissonSampler: lambda claim: independent(tuple(claim.group_sizes), claim.probabilities),
     FixedSizeSampler: lambda claim: epochs(claim.dataset_size, claim.batch_size, 1),
     ShuffledSampler: lambda claim: epochs(

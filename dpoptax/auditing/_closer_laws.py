@@ -1,7 +1,7 @@
 """Tests batches under a law, and looks for another law that fits them."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -109,8 +109,10 @@ def _shape(findings: Sequence[Finding]) -> str | None:
     """Names the shape of batches that no candidate fits, by the strongest finding of a mix."""
     names = {each.name: each for each in findings}
     for name, each in names.items():
+        rate = names.get(name.replace("mix", "rates"))
+        explained = rate is not None and rate.p_value <= each.p_value  # by a wrong rate of groups
         for kind, (spread, even) in _SHAPES.items():
-            if name.startswith(f"mix by {kind}") and not _uneven(names, name):
+            if name.startswith(f"mix by {kind}") and not explained:
                 return spread if each.effect > 1 else even
     rates = [each.effect for name, each in names.items() if name.startswith("rates by")]
     if any(abs(effect - 1) > _FAR for effect in rates):
@@ -118,9 +120,3 @@ def _shape(findings: Sequence[Finding]) -> str | None:
     if PREVIOUS in names and names[PREVIOUS].effect > 1:
         return "consecutive batches that share records"
     return "records with rates of their own" if NEW in names else None
-
-
-def _uneven(names: Mapping[str, Finding], mix: str) -> bool:
-    """Returns whether a wrong rate of the groups explains their mix."""
-    rate = names.get(mix.replace("mix", "rates"))
-    return rate is not None and rate.p_value <= names[mix].p_value

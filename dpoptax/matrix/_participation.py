@@ -87,14 +87,11 @@ class Participation:
 
     def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
-        if (
-            strategy.bands == 1
-            or self._amplified
-            or self._fixed
-            or isinstance(sampler, ChainSampler)
-        ):
+        turns = _takes_turns(sampler)
+        fixed = turns and sampler.participation_probability == 1
+        if strategy.bands == 1 or self._amplified or fixed or isinstance(sampler, ChainSampler):
             return
-        if _takes_turns(sampler):
+        if turns:
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
             raise ValueError(
                 "`cycle_length` must be at least the number of bands, or be N/B, "
@@ -111,11 +108,6 @@ class Participation:
     def _amplified(self) -> bool:
         bands, sampler = self.strategy.bands, self.sampler
         return _takes_turns(sampler) and bands is not None and bands <= sampler.cycle_length
-
-    @property
-    def _fixed(self) -> bool:
-        sampler = self.sampler
-        return _takes_turns(sampler) and sampler.participation_probability == 1
 
     @property
     def independent_steps(self) -> bool:
