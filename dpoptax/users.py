@@ -40,10 +40,6 @@ def __dir__() -> list[str]:
 
 _Sampler = TypeVar("_Sampler", bound=Sampler)
 
-_SAMPLER_OF_USERS = (
-    "Make the sampler with table.sampler(PoissonSampler, batch_size=…, seed=…), whose batch_size "
-    "counts users."
-)
 _SELECTED = (
     "`params` must not have a table whose rows are selected in each step. Padding of a user may "
     "hold records of others, whose lookups would be counted as the user's. Select a vocabulary "
@@ -167,20 +163,12 @@ class UserTable:
             raise TypeError(
                 f"`sampler` must be a sampler, got {sampler!r}. Call table.sample(sampler, step)."
             )
-        if sampler.dataset_size != self.num_users:
+        if (sampler.dataset_size, sampler.owners) != (self.num_users, self.owners):
             raise ValueError(
-                f"`sampler.dataset_size` must be the {self.num_users} users of the table, got "
-                f"{sampler.dataset_size}. {_SAMPLER_OF_USERS}"
-            )
-        if sampler.unit != "user":
-            raise ValueError(
-                f"`sampler.unit` must be 'user', got {sampler.unit!r}: the guarantee would be "
-                f"about one example. {_SAMPLER_OF_USERS}"
-            )
-        if sampler.owners != self.owners:
-            raise ValueError(
-                "`sampler` must draw the users of this table, got one of other owners of the "
-                f"records, or of unknown ones. {_SAMPLER_OF_USERS}"
+                f"`sampler` must draw the {self.num_users} users of this table, got one of "
+                f"{sampler.dataset_size} {sampler.unit}s, of other owners of the records or unknown "
+                "ones. Make it with table.sampler(PoissonSampler, batch_size=…, seed=…), whose "
+                "batch_size counts users."
             )
         users, mask = sampler.sample(step)
         drawn = users[mask]
