@@ -166,9 +166,9 @@ class UserTable:
         if (sampler.dataset_size, sampler.owners) != (self.num_users, self.owners):
             raise ValueError(
                 f"`sampler` must draw the {self.num_users} users of this table, got one of "
-                f"{sampler.dataset_size} {sampler.unit}s, of other owners of the records or unknown "
-                "ones. Make it with table.sampler(PoissonSampler, batch_size=…, seed=…), whose "
-                "batch_size counts users."
+                f"{sampler.dataset_size} {sampler.unit}s, of other owners of the records or of "
+                "unknown ones. Make it with table.sampler(PoissonSampler, batch_size=…, seed=…), "
+                "whose batch_size counts users."
             )
         users, mask = sampler.sample(step)
         drawn = users[mask]
