@@ -173,7 +173,7 @@ class _Scan:
 def _sizes(steps: Sequence[Sequence[Count]], rng: np.random.Generator) -> list[Finding]:
     """Tests the mean size in each pool, and the spread and the extremes over all pools."""
     found, trials, rates, most = np.moveaxis(np.array(steps, float), -1, 0)
-    scores = binomial_scores(found, trials, rates, most, rng)
+    scores = binomial_scores(np.minimum(found, most), trials, rates, most, rng)
     if all(count.certain for step in steps for count in step):
         scores = scores[:0]
     p_values = [mean_p_value(each) for each in scores.T]
