@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dpoptax._pricing import curves as curves
+    from dpoptax._pricing import accountants as accountants
     from dpoptax._pricing import custom_events as custom_events
     from dpoptax._pricing import derived_curves as derived_curves
     from dpoptax._pricing import events as events
@@ -19,7 +20,7 @@ else:
     from dpoptax._support.lazy import lazy_names
 
     _MODULES = (
-        *("custom_events", "curves", "derived_curves", "events", "monte_carlo"),
-        *("privacy_event", "renyi_accountant", "several_records"),
+        *("accountants", "custom_events", "curves", "derived_curves", "events"),
+        *("monte_carlo", "privacy_event", "renyi_accountant", "several_records"),
     )
     __getattr__, __dir__, __all__ = lazy_names(__name__, {".": _MODULES})

@@ -46,7 +46,7 @@ LEAST_DELTA = 1e-10
 _INVISIBLE = 0.1 * LEAST_DELTA
 # The largest ratio of the interval to the standard deviation of a loss.
 _BLUR = 0.25
-# Events that are priced from the curve of another event.
+# Events that are priced from the curve of another event, on no finer grid.
 _DERIVED = dp_event.RepeatAndSelectDpEvent, GroupDpEvent
 # Enough orders for a starting point, at a hundredth of the cost of all orders.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
@@ -222,9 +222,9 @@ def _privacy_losses(
         return None, interval
     if rough > 2000:
         interval = max(interval, 1e-6 * rough)
-    if any(isinstance(event, _DERIVED) for event, _ in parts):
-        return _with_derived(parts, relation, interval), interval
     pairs = _pairs_of(parts, relation, interval)
+    if any(isinstance(event, _DERIVED) for event, _ in parts):
+        return pairs, interval
     # The grid moves each loss by up to an interval, which adds up over many small losses.
     while pairs and composition.blur(pairs, interval) > _BLUR:
         interval /= 4
@@ -239,25 +239,6 @@ def _pairs_of(
         return privacy_losses.pairs_of(parts, relation, interval)
     except dpa.UnsupportedEventError as error:
         raise _unsupported("pld", parts, relation) from error
-
-
-def _with_derived(
-    parts: Parts, relation: dpa.NeighboringRelation, interval: float
-) -> list[tuple[Pair, int]] | None:
-    """Returns the privacy losses of parts of which some are priced from the curve of another."""
-    others = tuple(part for part in parts if not isinstance(part[0], _DERIVED))
-    pairs = _pairs_of(others, relation, interval)
-    for event, count in parts:
-        if pairs is not None and isinstance(event, _DERIVED):
-            pair = _derived_pair(event, relation, interval)
-            pairs = None if pair is None else [*pairs, (pair, count)]
-    return pairs
-
-
-def _derived_pair(event: Event, relation: dpa.NeighboringRelation, interval: float) -> Pair | None:
-    # The inner curve is rounded on a coarser grid, in the same direction.
-    curves = functools.partial(curves_of, relation=relation, interval=10 * interval)
-    return _pricing.derived_curves.pair(event, curves, interval)
 
 
 def _rdp_epsilon(

@@ -5,7 +5,7 @@ import math
 
 import dp_accounting as dpa
 from dp_accounting import DpEvent as Event
-from dp_accounting import pld
+from dp_accounting import dp_event, pld
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
@@ -13,6 +13,7 @@ from dpoptax import _pricing
 from dpoptax._pricing.events import (
     MULTIPLIERS,
     CustomDpEvent,
+    GroupDpEvent,
     Parts,
     gaussian_event,
     joint_multiplier,
@@ -60,6 +61,8 @@ def loss_of(event: Event, relation: dpa.NeighboringRelation, interval: float) ->
 
     Building it is most of the cost of a price. A curve or a budget needs it for many step counts.
     """
+    if isinstance(event, dp_event.RepeatAndSelectDpEvent | GroupDpEvent):
+        return _pricing.derived_curves.pair(event, relation, interval)
     if isinstance(event, CustomDpEvent):
         return event.pair(relation, interval)
     common = {"value_discretization_interval": interval, "neighboring_relation": relation}
