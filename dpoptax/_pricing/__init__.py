@@ -7,8 +7,8 @@ events, and most runs need no rare prices.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpoptax._pricing import curves as curves
     from dpoptax._pricing import accountants as accountants
+    from dpoptax._pricing import curves as curves
     from dpoptax._pricing import custom_events as custom_events
     from dpoptax._pricing import derived_curves as derived_curves
     from dpoptax._pricing import events as events

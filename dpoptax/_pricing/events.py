@@ -45,7 +45,7 @@ def joint_multiplier(multipliers: Sequence[float]) -> float:
 
 
 def noisy_sum_event(
-    noise_multiplier: float, steps: int, sampled: Callable[[Event], Event]
+    noise_multiplier: float, steps: int, sampled: Callable[[Event], Event] = lambda event: event
 ) -> Event:
     """Returns the event of `steps` noisy sums; `sampled` adds sampling to one."""
     if steps == 0 or math.isinf(noise_multiplier):
@@ -60,13 +60,10 @@ def poisson_event(noise_multiplier: float, sampling_probability: float, steps: i
     """Returns the event of `steps` noisy sums over Poisson samples of unbounded size."""
     if sampling_probability == 0:
         return dpa.NoOpDpEvent()
-
-    def sampled(gaussian: Event) -> Event:
-        if sampling_probability == 1:
-            return gaussian
-        return dpa.PoissonSampledDpEvent(float(sampling_probability), gaussian)
-
-    return noisy_sum_event(noise_multiplier, steps, sampled)
+    if sampling_probability == 1:
+        return noisy_sum_event(noise_multiplier, steps)
+    q = float(sampling_probability)
+    return noisy_sum_event(noise_multiplier, steps, lambda sum: dpa.PoissonSampledDpEvent(q, sum))
 
 
 def truncated_poisson_event(

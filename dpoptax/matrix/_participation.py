@@ -159,9 +159,8 @@ class Participation:
             return self.sampler.dp_event(noise_multiplier, steps)
         if steps == 0:
             return dpa.NoOpDpEvent()
-        unamplified = _pricing.events.noisy_sum_event(
-            noise_multiplier / self.sensitivity(steps), 1, lambda gaussian: gaussian
-        )
+        multiplier = noise_multiplier / self.sensitivity(steps)
+        unamplified = _pricing.events.noisy_sum_event(multiplier, 1)
         if not isinstance(self.sampler, ChainSampler):
             return unamplified
         run: dict[str, Any] = {

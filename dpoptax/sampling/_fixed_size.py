@@ -41,11 +41,11 @@ class FixedSizeSampler(Sampler):
         """Returns the event of `steps` noisy sums over samples without replacement."""
         import dp_accounting as dpa
 
+        if self.batch_size == self.dataset_size:
+            return _pricing.events.noisy_sum_event(noise_multiplier, steps)
+
         def sampled(gaussian: "dpa.DpEvent") -> "dpa.DpEvent":
-            if self.batch_size == self.dataset_size:
-                return gaussian
-            return dpa.SampledWithoutReplacementDpEvent(
-                source_dataset_size=self.dataset_size, sample_size=self.batch_size, event=gaussian
-            )
+            sizes = {"source_dataset_size": self.dataset_size, "sample_size": self.batch_size}
+            return dpa.SampledWithoutReplacementDpEvent(event=gaussian, **sizes)
 
         return _pricing.events.noisy_sum_event(noise_multiplier, steps, sampled)

@@ -97,6 +97,6 @@ def select_rows(
 
 def event_of_release(noise_multiplier: float, key: jax.Array) -> "PrivacyEvent":
     """Returns the event of one release of all data, with the noise of a key."""
-    event = _pricing.events.noisy_sum_event(noise_multiplier, 1, lambda gaussian: gaussian)
+    event = _pricing.events.noisy_sum_event(noise_multiplier, 1)
     keys = frozenset([key_fingerprint(words_of(key))])
     return _pricing.privacy_event.PrivacyEvent(event, keys=keys)
