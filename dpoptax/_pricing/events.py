@@ -63,7 +63,7 @@ def poisson_event(noise_multiplier: float, sampling_probability: float, steps: i
     if sampling_probability == 1:
         return noisy_sum_event(noise_multiplier, steps)
     q = float(sampling_probability)
-    return noisy_sum_event(noise_multiplier, steps, lambda sum: dpa.PoissonSampledDpEvent(q, sum))
+    return noisy_sum_event(noise_multiplier, steps, lambda one: dpa.PoissonSampledDpEvent(q, one))
 
 
 def truncated_poisson_event(

@@ -44,26 +44,6 @@ class Partition(NamedTuple):
         return np.bincount(self.groups[rows], minlength=len(self.labels))
 
 
-class _Match(NamedTuple):
-    """The most records that a batch shares with one earlier batch, among those last seen there.
-
-    Attributes:
-      found: their number.
-      earlier: the step of that batch.
-      step: the step.
-      pool: the records of the pool.
-      largest: the size of the largest earlier batch.
-      drawn: the records that the step draws from the pool.
-    """
-
-    found: int
-    earlier: int
-    step: int
-    pool: int
-    largest: int
-    drawn: int
-
-
 def tests_under(
     law: Law,
     batches: Sequence[Integers],
@@ -111,7 +91,10 @@ class _Scan:
         self._largest = 0
         self._sizes: list[list[Count]] = []
         self._marked: dict[str, list[Marked]] = {PREVIOUS: [], RECENT: [], NEW: [], KNOWN: []}
-        self._matches: list[_Match] = []
+        # How many records a batch shares with one earlier batch, at most, among those last drawn
+        # there; the step of that one, and its own; the sizes of the pool, of the largest earlier
+        # batch, and of the part of the batch from the pool.
+        self._matches: list[tuple[int, ...]] = []
         self._drawn: list[list[tuple[Integers, Integers]]] = [[] for _ in partitions]
 
     def read(self, step: int, rows: Integers, law: Step) -> None:
@@ -155,8 +138,8 @@ class _Scan:
         steps, counts = np.unique(last[last >= 0], return_counts=True)
         if len(counts):
             best = int(np.argmax(counts))
-            found, earlier, largest = int(counts[best]), int(steps[best]), min(self._largest, pool)
-            self._matches.append(_Match(found, earlier, step, pool, largest, len(part)))
+            sizes = pool, min(self._largest, pool), len(part)
+            self._matches.append((int(counts[best]), int(steps[best]), step, *sizes))
 
     def tests(self, rng: np.random.Generator) -> list[Finding]:
         """Returns all tests."""
@@ -203,7 +186,7 @@ def _tested(marked: Integers, rng: np.random.Generator) -> tuple[float, float, s
     return mean_p_value(scores), effect, seen, scores
 
 
-def _repeated(matches: Sequence[_Match], number: int) -> Finding:
+def _repeated(matches: Sequence[tuple[int, ...]], number: int) -> Finding:
     """Tests the greatest match of each batch with an earlier one."""
     name = "repeated batches"
     if not matches:
