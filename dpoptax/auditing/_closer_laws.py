@@ -72,12 +72,8 @@ def closer_law(
     partitions: Sequence[Partition],
 ) -> str | None:
     """Names a law that the tests do not refute, or the shape of the strongest finding."""
-    seen: set[bytes] = set()
-    again = 0
-    for each in distinct:
-        again += len(each) > 0 and each.tobytes() in seen
-        seen.add(each.tobytes())
-    if 4 * again > len(distinct):
+    filled = [each.tobytes() for each in distinct if len(each)]
+    if 4 * (len(filled) - len(set(filled))) > len(distinct):
         return "the same batches again"
     for name, law in _candidates(distinct, claimed):
         impossible, tests = findings_under(distinct, law, claimed, partitions)
