@@ -247,8 +247,12 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
     edges = [-math.inf, *targets, math.inf]
     proved = np.ones(len(epsilons))
     for before, target, after in zip(edges, targets, edges[2:], strict=False):
-        # Minimizes a Chernoff bound on log P[S ≥ ε].
-        tilt = _best_tilt(lambda tilt, at=float(target): _log_moment(parts, tilt) - tilt * at)
+
+        def chernoff(tilt: float, epsilon: float = target) -> float:
+            """Returns a Chernoff bound on log P[S ≥ ε]."""
+            return _log_moment(parts, tilt) - tilt * epsilon
+
+        tilt = _best_tilt(chernoff)
         composed = _tilted(parts, tilt, interval)
         for i in np.flatnonzero((epsilons >= before) & (epsilons <= after)):
             proved[i] = min(proved[i], infinite + composed.delta(float(epsilons[i])))

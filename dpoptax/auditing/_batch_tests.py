@@ -108,7 +108,7 @@ class _Scan:
         sizes, drawn = (np.array([len(x) for x in each]) for each in (self._pools, parts))
         if resting := int(np.count_nonzero(labels[rows] <= NO_POOL)):
             self.impossible.append(f"step {step} draws {resting} records that must rest")
-        self._sizes.append(law.counts(step, sizes, drawn))
+        self._sizes.append(law.counts(sizes, drawn))
         self.impossible += [
             f"step {step} draws {count.found} records instead of "
             f"{'' if count.certain else 'at most '}{count.most}"
@@ -149,7 +149,8 @@ class _Scan:
             found.append(Finding(name, p_value, effect, seen))
         found.append(_repeated(self._matches, len(self._sizes) * len(self._pools)))
         for partition, drawn in zip(self._partitions, self._drawn, strict=True):
-            found += _groups(partition, *(np.stack(each) for each in zip(*drawn, strict=True)), rng)
+            members, counts = (np.stack(each) for each in zip(*drawn, strict=True))
+            found += _groups(partition, members, counts, rng)
         return found
 
 

@@ -87,11 +87,10 @@ class Participation:
 
     def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
-        turns = _takes_turns(sampler)
-        fixed = turns and sampler.participation_probability == 1
+        fixed = _takes_turns(sampler) and sampler.participation_probability == 1
         if strategy.bands == 1 or self._amplified or fixed or isinstance(sampler, ChainSampler):
             return
-        if turns:
+        if _takes_turns(sampler):
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
             raise ValueError(
                 "`cycle_length` must be at least the number of bands, or be N/B, "

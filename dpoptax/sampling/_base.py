@@ -249,7 +249,7 @@ class CutSampler(Sampler):
 
     max_batch_size: int | None = None  # a class that offers the option makes it a field
     _overflow: ClassVar[float] = OVERFLOW_PROBABILITY
-    _described = ("overflow_probability",)
+    _described: ClassVar[tuple[str, ...]] = ("overflow_probability",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
