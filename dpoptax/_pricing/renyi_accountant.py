@@ -69,8 +69,8 @@ class _RdpAccountant(rdp.RdpAccountant):
         if not isinstance(event, WorstOfDpEvent):
             try:
                 divergences = event.renyi_divergences(orders, relation)
-            except dpa.UnsupportedEventError as refused:
-                return refused.args[0]
+            except dpa.UnsupportedEventError as unsupported:
+                return unsupported.args[0]
             if do_compose:
                 self._rdp += count * divergences
             return None

@@ -157,6 +157,7 @@ class _Scan:
 def _sizes(steps: Sequence[Sequence[Count]], rng: np.random.Generator) -> list[Finding]:
     """Tests the mean size in each pool, and the spread and the extremes over all pools."""
     found, trials, rates, most = np.moveaxis(np.array(steps, float), -1, 0)
+    found, trials, most = (each.astype(np.int64) for each in (found, trials, most))
     scores = binomial_scores(np.minimum(found, most), trials, rates, most, rng)
     if all(count.certain for step in steps for count in step):
         scores = scores[:0]
@@ -167,7 +168,7 @@ def _sizes(steps: Sequence[Sequence[Count]], rng: np.random.Generator) -> list[F
     mean = f"{seen:,.4g} records in a batch, {expected:,.4g} expected"
     ratio, together = _spread(scores), scores.ravel()
     spread = f"{ratio:.2g} times as wide as expected"
-    ends = f"from {found.min():,.0f} to {found.max():,.0f}"
+    ends = f"from {found.min():,} to {found.max():,}"
     return [
         Finding("mean size", p_value, float(seen / expected) if expected else 1.0, mean),
         Finding("spread of sizes", spread_p_value(together), ratio, spread),
