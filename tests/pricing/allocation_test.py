@@ -406,7 +406,7 @@ class TestLedger:
         with pytest.warns(UserWarning, match="not below 1/N"):
             spent = accounting.guarantee(released(self.noises()[:1], [3]), sampler).epsilon(0.02)
         event = sampler.dp_event(2.0, 3)
-        assert (event.bound.period, event.steps) == (10, 3)
+        assert (event.bound.event.period, event.steps) == (10, 3)
         assert spent == planned_epsilon(noise_multiplier=2.0, steps=3, sampler=sampler, delta=0.02)
 
     def test_refuses_stages_with_different_numbers_of_releases(self):
