@@ -33,7 +33,7 @@ def _releases(opt_state: PyTree) -> jax.Array:
 def _run(
     game: Game, begun: PyTree, threat_model: str, key: jax.Array, draws: DrawnBatches, look: Look
 ) -> tuple[Any, PyTree]:
-    """Runs the game on the given draws, and returns what the attacker sees and the final state.
+    """Runs the game on the given draws; returns the observations and the final state.
 
     Args:
       game: the game.
