@@ -17,7 +17,6 @@ gradient of that loss, so each user is clipped once, for any number of records.
 with all of its records.
 """
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -41,10 +40,6 @@ def __dir__() -> list[str]:
 
 _Sampler = TypeVar("_Sampler", bound=Sampler)
 
-_SAMPLER_OF_USERS = (
-    "Make the sampler with table.sampler(PoissonSampler, batch_size=…, seed=…), whose batch_size "
-    "counts users."
-)
 _SELECTED = (
     "`params` must not have a table whose rows are selected in each step. Padding of a user may "
     "hold records of others, whose lookups would be counted as the user's. Select a vocabulary "
@@ -114,7 +109,9 @@ class UserTable:
     def __init__(
         self, owners: Sequence[object] | np.ndarray, records_per_user: int, *, seed: int
     ) -> None:
-        self._bound(records_per_user, seed)
+        remedy = "give the largest number of records of a user in a step"
+        self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)
+        self._seed = seed_integer(seed)
         self._labels, inverse = np.unique(_checked(owners), return_inverse=True)
         self.num_users, self.num_records = len(self._labels), len(inverse)
         # Records sorted by owner. Those of user u are in _starts[u] : _starts[u + 1].
@@ -124,16 +121,6 @@ class UserTable:
         # Users are numbered by their first record, so that labels do not matter.
         order = np.argsort(np.argsort(self._records[self._starts[:-1]]))
         self.owners = hashlib.sha256(order[inverse].astype("<i8").tobytes()).hexdigest()
-
-    def with_bound(self, records_per_user: int, *, seed: int) -> "UserTable":
-        """Returns a table of the same owners with another bound and seed.
-
-        Raises:
-          ValueError: `records_per_user` is below 1, or `seed` is negative.
-        """
-        table = copy.copy(self)
-        table._bound(records_per_user, seed)
-        return table
 
     def __repr__(self) -> str:
         """Returns the public numbers only."""
@@ -176,20 +163,12 @@ class UserTable:
             raise TypeError(
                 f"`sampler` must be a sampler, got {sampler!r}. Call table.sample(sampler, step)."
             )
-        if sampler.dataset_size != self.num_users:
+        if (sampler.dataset_size, sampler.owners) != (self.num_users, self.owners):
             raise ValueError(
-                f"`sampler.dataset_size` must be the {self.num_users} users of the table, got "
-                f"{sampler.dataset_size}. {_SAMPLER_OF_USERS}"
-            )
-        if sampler.unit != "user":
-            raise ValueError(
-                f"`sampler.unit` must be 'user', got {sampler.unit!r}: the guarantee would be "
-                f"about one example. {_SAMPLER_OF_USERS}"
-            )
-        if sampler.owners != self.owners:
-            raise ValueError(
-                "`sampler` must draw the users of this table, got one of other owners of the "
-                f"records, or of unknown ones. {_SAMPLER_OF_USERS}"
+                f"`sampler` must draw the {self.num_users} users of this table, got one of "
+                f"{sampler.dataset_size} {sampler.unit}s, of other owners of the records or of "
+                "unknown ones. Make it with table.sampler(PoissonSampler, batch_size=…, seed=…), "
+                "whose batch_size counts users."
             )
         users, mask = sampler.sample(step)
         drawn = users[mask]
@@ -219,11 +198,6 @@ class UserTable:
         count, shares = np.repeat(owned, owned), np.empty(self.num_records, np.int64)
         shares[self._records] = (place + 1) * total // count - place * total // count
         return shares
-
-    def _bound(self, records_per_user: int, seed: int) -> None:
-        remedy = "give the largest number of records of a user in a step"
-        self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)
-        self._seed = seed_integer(seed)
 
     def _places(self, users: np.ndarray, step: int) -> np.ndarray:
         """Returns ascending places among each user's records, (users, R)."""

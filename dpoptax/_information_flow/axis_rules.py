@@ -51,7 +51,7 @@ def _axes_after_operand(
 ) -> ExampleAxes | None:
     """Returns the example axes of the results that one operand determines."""
     name, shape = eqn.primitive.name, _shape(eqn.invars[operand])
-    # Between the marks of a clip: its own code adds examples, and bounds what each adds.
+    # Between the marks of a clip, its own code adds examples, and bounds the part of each.
     if not rows.digits:
         return rows
     if _communicates(eqn) or "callback" in name:

@@ -50,8 +50,8 @@ class LoopCarry:
 
         For whole numbers, "derived from" means "not below".
         """
-        # By induction, what any turn gets is derived from what the first one gets. The last value
-        # is the first one if there is no turn, and otherwise the result of a turn.
+        # By induction, the value that any turn gets is derived from that of the first turn. The
+        # last value is the first one if there is no turn, and otherwise the result of a turn.
         before = {self.carried: (self.first,), self.later: (self.result,)}
         found = before.get(number, (self.first, self.result, self.later_result))
         return tuple(each for each in found if each is not None)
@@ -138,7 +138,10 @@ class Derivations:
         if frozenset((one, other)) in self._disjoint:
             return True
         ancestors, others = dict(self._ancestors(one)), dict(self._ancestors(other))
-        root, other_root = (next(filter(self._is_root, x), None) for x in (ancestors, others))
+        root, other_root = (
+            next((n for n in found if self.operation(n)[:1] in _ROOT_KINDS), None)
+            for found in (ancestors, others)
+        )
         # Keys of independent roots differ, whatever is derived from each.
         if None not in (root, other_root) and self._are_independent(root, other_root):
             return True
@@ -157,9 +160,6 @@ class Derivations:
             if single or literal or (key == of and self._is_argument(key)):
                 return True
         return self._differ(key, of, single)
-
-    def _is_root(self, number: Hashable) -> bool:
-        return self.operation(number)[:1] in _ROOT_KINDS
 
     def _is_argument(self, number: Hashable) -> bool:
         return self.operation(number)[:1] == ("argument",)

@@ -31,8 +31,7 @@ from dpoptax._information_flow.labels import (
     join_labels,
 )
 from dpoptax._information_flow.loop_labels import LoopLabels, manual_axes, varying_axes
-from dpoptax._information_flow.random_draws import NoiseDraws
-from dpoptax._information_flow.selections import RowSelections
+from dpoptax._information_flow.noise_draws import NoiseDraws, RowSelections
 from dpoptax._information_flow.source_lines import (
     quoted_line,
     source_line,

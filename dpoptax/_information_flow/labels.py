@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 
 from dpoptax._information_flow.entry_facts import UNKNOWN_FACTS, EntryFacts
 from dpoptax._information_flow.example_axes import ExampleAxes
-from dpoptax._information_flow.selections import Selection
+from dpoptax._information_flow.noise_draws import Selection
 from dpoptax._support.marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
 
 

@@ -1,1 +1,26 @@
-"""Privacy events, and prices that dp_accounting lacks."""
+"""Privacy events, and prices that dp_accounting lacks.
+
+The modules below are imported on first use, as attributes of the package. Drawing batches needs no
+events, and most runs need no rare prices.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpoptax._pricing import accountants as accountants
+    from dpoptax._pricing import curves as curves
+    from dpoptax._pricing import custom_events as custom_events
+    from dpoptax._pricing import derived_curves as derived_curves
+    from dpoptax._pricing import events as events
+    from dpoptax._pricing import monte_carlo as monte_carlo
+    from dpoptax._pricing import privacy_event as privacy_event
+    from dpoptax._pricing import renyi_accountant as renyi_accountant
+    from dpoptax._pricing import several_records as several_records
+else:
+    from dpoptax._support.lazy import lazy_names
+
+    _MODULES = (
+        *("accountants", "custom_events", "curves", "derived_curves", "events"),
+        *("monte_carlo", "privacy_event", "renyi_accountant", "several_records"),
+    )
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {".": _MODULES})

@@ -25,6 +25,7 @@ from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
+from dpoptax import _pricing
 from dpoptax._pricing import composition, privacy_losses
 from dpoptax._pricing.events import (
     CustomDpEvent,
@@ -45,7 +46,7 @@ LEAST_DELTA = 1e-10
 _INVISIBLE = 0.1 * LEAST_DELTA
 # The largest ratio of the interval to the standard deviation of a loss.
 _BLUR = 0.25
-# Events that are priced from the curve of another event.
+# Events that are priced from the curve of another event, on no finer grid.
 _DERIVED = dp_event.RepeatAndSelectDpEvent, GroupDpEvent
 # Enough orders for a starting point, at a hundredth of the cost of all orders.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
@@ -64,13 +65,12 @@ def epsilon_of(
     a run needs the last price of its calibration again, and so do runs with other seeds.
     """
     if accountant == "monte_carlo":
-        from dpoptax._pricing import monte_carlo  # takes a second; only this accountant needs it
 
         def bounded(bound: Event) -> float:
             return epsilon_of(bound, delta, "pld", relation, interval)
 
         effort = 1.0 if interval <= DISCRETIZATION else 0.1
-        return monte_carlo.epsilon_of(event, delta, relation, bounded, effort)
+        return _pricing.monte_carlo.epsilon_of(event, delta, relation, bounded, effort)
     return _price(parts_of(event), delta, accountant, relation, interval)
 
 
@@ -222,9 +222,9 @@ def _privacy_losses(
         return None, interval
     if rough > 2000:
         interval = max(interval, 1e-6 * rough)
-    if any(isinstance(event, _DERIVED) for event, _ in parts):
-        return _with_derived(parts, relation, interval), interval
     pairs = _pairs_of(parts, relation, interval)
+    if any(isinstance(event, _DERIVED) for event, _ in parts):
+        return pairs, interval
     # The grid moves each loss by up to an interval, which adds up over many small losses.
     while pairs and composition.blur(pairs, interval) > _BLUR:
         interval /= 4
@@ -241,27 +241,6 @@ def _pairs_of(
         raise _unsupported("pld", parts, relation) from error
 
 
-def _with_derived(
-    parts: Parts, relation: dpa.NeighboringRelation, interval: float
-) -> list[tuple[Pair, int]] | None:
-    """Returns the privacy losses of parts of which some are priced from the curve of another."""
-    others = tuple(part for part in parts if not isinstance(part[0], _DERIVED))
-    pairs = _pairs_of(others, relation, interval)
-    for event, count in parts:
-        if pairs is not None and isinstance(event, _DERIVED):
-            pair = _derived_pair(event, relation, interval)
-            pairs = None if pair is None else [*pairs, (pair, count)]
-    return pairs
-
-
-def _derived_pair(event: Event, relation: dpa.NeighboringRelation, interval: float) -> Pair | None:
-    from dpoptax._pricing import derived_curves  # only these events need it
-
-    # The inner curve is rounded on a coarser grid, in the same direction.
-    curves = functools.partial(curves_of, relation=relation, interval=10 * interval)
-    return derived_curves.pair(event, curves, interval)
-
-
 def _rdp_epsilon(
     parts: Parts,
     delta: float,
@@ -276,10 +255,8 @@ def _rdp_accountant(
     relation: dpa.NeighboringRelation,
     orders: Sequence[float] | None = None,
 ) -> rdp.RdpAccountant:
-    from dpoptax._pricing import renyi_accountant  # only "rdp" and rare events need it
-
     try:
-        return renyi_accountant.accountant_of(parts, relation, orders)
+        return _pricing.renyi_accountant.accountant_of(parts, relation, orders)
     except dpa.UnsupportedEventError as error:
         raise _unsupported("rdp", parts, relation) from error
 

@@ -7,6 +7,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Literal, get_args
 
+from dpoptax import _pricing
+
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
@@ -19,13 +21,10 @@ ADD_OR_REMOVE = "add-or-remove-one"
 
 def relation_named(name: str) -> "dpa.NeighboringRelation":
     """Returns the neighboring relation of dp_accounting with this name."""
-    from dpoptax._pricing import events  # imports dp_accounting, which drawing does not need
-
-    if name not in events.RELATIONS:
-        raise ValueError(
-            f"`neighboring_relation` must be one of {sorted(events.RELATIONS)}, got {name!r}."
-        )
-    return events.RELATIONS[name]
+    known = _pricing.events.RELATIONS
+    if name not in known:
+        raise ValueError(f"`neighboring_relation` must be one of {sorted(known)}, got {name!r}.")
+    return known[name]
 
 
 def check_accountant(accountant: str) -> None:

@@ -247,7 +247,12 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
     edges = [-math.inf, *targets, math.inf]
     proved = np.ones(len(epsilons))
     for before, target, after in zip(edges, targets, edges[2:], strict=False):
-        tilt = _best_tilt(functools.partial(_chernoff, parts, float(target)))
+
+        def chernoff(tilt: float, epsilon: float = target) -> float:
+            """Returns a Chernoff bound on log P[S ≥ ε]."""
+            return _log_moment(parts, tilt) - tilt * epsilon
+
+        tilt = _best_tilt(chernoff)
         composed = _tilted(parts, tilt, interval)
         for i in np.flatnonzero((epsilons >= before) & (epsilons <= after)):
             proved[i] = min(proved[i], infinite + composed.delta(float(epsilons[i])))
@@ -304,11 +309,6 @@ def _least(composed: _Tilted, delta: float, most: float) -> float:
 def _log_moment(parts: list[_Losses], tilt: float) -> float:
     """Returns K(λ)."""
     return math.fsum(part.count * part.log_moment(tilt) for part in parts)
-
-
-def _chernoff(parts: list[_Losses], epsilon: float, tilt: float) -> float:
-    """Returns a Chernoff bound on log P[S ≥ ε]."""
-    return _log_moment(parts, tilt) - tilt * epsilon
 
 
 def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:

@@ -101,7 +101,9 @@ class StatedDpEvent(CustomDpEvent):
         above = pld_pmf.DensePLDPmf(interval, below, masses, self.delta, True)
         return curves.symmetric(above, interval)
 
-    def renyi_divergences(self, orders: Sequence[float]) -> np.ndarray:
+    def renyi_divergences(
+        self, orders: Sequence[float], relation: dpa.NeighboringRelation
+    ) -> np.ndarray:
         """Returns the divergences of ±ε, (orders,), or infinity if δ is positive."""
         alphas = np.asarray(orders, float)
         if self.delta:
@@ -123,29 +125,34 @@ class RandomAllocationDpEvent(CustomDpEvent):
         record's contribution.
       period: T.
       steps: The number of released sums.
-      overflow: An upper bound on the probability that other records fill one of these batches.
       edge_multiplier: The noise multiplier of two of at least three sums, if it differs.
     """
 
     noise_multiplier: float
     period: int
     steps: int
-    overflow: float = 0.0
     edge_multiplier: float | None = None
-
-    def uncut(self) -> Uncut:
-        """Returns the event without overflow, which only δ can cover."""
-        return Uncut(attr.evolve(self, overflow=0.0), self.overflow, self.overflow > 0)
 
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the privacy loss of the sums."""
-        if refused := refused_allocation(self, relation):
-            raise dpa.UnsupportedEventError(refused)
+        self._check(relation)
         fine = interval <= random_allocation.FINE_INTERVAL
         points = random_allocation.POINTS if fine else random_allocation.COARSE_POINTS
         return random_allocation.pair(
             self.noise_multiplier, self.period, self.steps, interval, points, self.edge_multiplier
         )
+
+    def renyi_divergences(
+        self, orders: Sequence[float], relation: dpa.NeighboringRelation
+    ) -> np.ndarray:
+        """Returns the divergences of the sums, (orders,)."""
+        self._check(relation)
+        run = self.noise_multiplier, self.period, self.steps
+        return random_allocation.renyi_divergences(*run, tuple(orders), self.edge_multiplier)
+
+    def _check(self, relation: dpa.NeighboringRelation) -> None:
+        if relation is dpa.NeighboringRelation.REPLACE_ONE:
+            raise self.refusal("a record is replaced by one that contributes zero, not by another")
 
     def similar(self) -> Event:
         """Returns Poisson samples with the same probability."""
@@ -232,12 +239,9 @@ def allocation_event(
             # full batch do not depend on the data.
             event = gaussian_event(noise_multiplier)
         else:
-            event = RandomAllocationDpEvent(
-                noise_multiplier=min(float(noise_multiplier), highest),
-                period=block,
-                steps=released,
-                overflow=(released if exactly_once else period / participations) * overflow,
-            )
+            sums = RandomAllocationDpEvent(min(float(noise_multiplier), highest), block, released)
+            cuts = (released if exactly_once else period / participations) * overflow
+            event = cut_event(sums, cuts)
         return event if exactly_once else dpa.SelfComposedDpEvent(event, participations)
 
     whole, rest = divmod(steps, period)
@@ -278,14 +282,8 @@ def banded_allocation_event(
     lowest, highest = random_allocation.MULTIPLIERS
     if not lowest <= edge <= inner <= highest:
         return None
-    event = RandomAllocationDpEvent(
-        noise_multiplier=inner,
-        period=slots,
-        steps=slots,
-        overflow=chain.period * overflow,
-        edge_multiplier=edge if periods > 1 else None,
-    )
-    return dpa.SelfComposedDpEvent(event, periods)
+    sums = RandomAllocationDpEvent(inner, slots, slots, edge if periods > 1 else None)
+    return dpa.SelfComposedDpEvent(cut_event(sums, chain.period * overflow), periods)
 
 
 def separated_event(
@@ -350,16 +348,3 @@ def shortest(column: Sequence[float]) -> tuple[float, ...]:
     """Returns the column without trailing zeros."""
     last = max(i for i, entry in enumerate(column) if entry)
     return tuple(float(entry) for entry in column[: last + 1])
-
-
-def refused_allocation(
-    event: RandomAllocationDpEvent, relation: dpa.NeighboringRelation
-) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
-    """Returns the reason why no accountant prices the event, or None."""
-    if event.overflow:
-        message = "the overflow of batches must be subtracted from delta first"
-    elif relation is dpa.NeighboringRelation.REPLACE_ONE:
-        message = "a record is removed or replaced by one that contributes zero, not by another"
-    else:
-        return None
-    return dpa.PrivacyAccountant.CompositionErrorDetails(event, message)

@@ -3,14 +3,17 @@
 These are the best of a random number of trials, and neighbors that differ in several records.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
+from dpoptax import _pricing
 from dpoptax._pricing import curves, selection
 from dpoptax._pricing.curves import Curve
 from dpoptax._pricing.custom_events import WorstOfDpEvent
@@ -31,11 +34,15 @@ Curves: TypeAlias = Callable[..., Curve]
 
 
 def pair(
-    event: RepeatAndSelectDpEvent | GroupDpEvent, curves_of: Curves, interval: float
+    event: RepeatAndSelectDpEvent | GroupDpEvent,
+    relation: dpa.NeighboringRelation,
+    interval: float,
 ) -> Pair | None:
     """Returns the privacy losses of an event, or None if it is not private."""
     derive = _group if isinstance(event, GroupDpEvent) else _selected
-    found = derive(event, curves_of)
+    # The inner curve is rounded on a coarser grid, in the same direction.
+    curves_of = _pricing.accountants.curves_of
+    found = derive(event, functools.partial(curves_of, relation=relation, interval=10 * interval))
     if found is None:
         return None
     return curves.symmetric(curves.losses(*found, interval), interval)

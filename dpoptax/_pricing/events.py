@@ -17,6 +17,8 @@ RELATIONS = {
     "replace-one": dpa.NeighboringRelation.REPLACE_ONE,
     "replace-special": dpa.NeighboringRelation.REPLACE_SPECIAL,
 }
+SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+"""Distributions of a random number of trials, and the shape of `RepeatAndSelectDpEvent`."""
 # Outside of this range, dp_accounting divides by zero or overflows. Less noise counts as none:
 # ε is above 10^5 anyway. More noise counts as the upper limit.
 MULTIPLIERS = (1e-3, 1e6)
@@ -43,7 +45,7 @@ def joint_multiplier(multipliers: Sequence[float]) -> float:
 
 
 def noisy_sum_event(
-    noise_multiplier: float, steps: int, sampled: Callable[[Event], Event]
+    noise_multiplier: float, steps: int, sampled: Callable[[Event], Event] = lambda event: event
 ) -> Event:
     """Returns the event of `steps` noisy sums; `sampled` adds sampling to one."""
     if steps == 0 or math.isinf(noise_multiplier):
@@ -58,13 +60,10 @@ def poisson_event(noise_multiplier: float, sampling_probability: float, steps: i
     """Returns the event of `steps` noisy sums over Poisson samples of unbounded size."""
     if sampling_probability == 0:
         return dpa.NoOpDpEvent()
-
-    def sampled(gaussian: Event) -> Event:
-        if sampling_probability == 1:
-            return gaussian
-        return dpa.PoissonSampledDpEvent(float(sampling_probability), gaussian)
-
-    return noisy_sum_event(noise_multiplier, steps, sampled)
+    if sampling_probability == 1:
+        return noisy_sum_event(noise_multiplier, steps)
+    q = float(sampling_probability)
+    return noisy_sum_event(noise_multiplier, steps, lambda one: dpa.PoissonSampledDpEvent(q, one))
 
 
 def truncated_poisson_event(
@@ -124,8 +123,18 @@ class CustomDpEvent(dpa.DpEvent):
         Raises:
           dpa.UnsupportedEventError: it is not supported under the relation.
         """
-        details = dpa.PrivacyAccountant.CompositionErrorDetails(self, "unsupported")
-        raise dpa.UnsupportedEventError(details)
+        raise self.refusal("unsupported")
+
+    def renyi_divergences(
+        self, orders: Sequence[float], relation: dpa.NeighboringRelation
+    ) -> np.ndarray:
+        """Returns upper bounds on the Rényi divergences, (orders,); raises as `pair`."""
+        raise self.refusal("unsupported")
+
+    def refusal(self, message: str) -> dpa.UnsupportedEventError:
+        """Returns an error of dp_accounting that says why the event has no price."""
+        details = dpa.PrivacyAccountant.CompositionErrorDetails(self, message)
+        return dpa.UnsupportedEventError(details)
 
     def similar(self) -> Event:
         """Returns an event with about the same price, which is priced fast."""

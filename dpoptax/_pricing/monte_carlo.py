@@ -110,18 +110,15 @@ def epsilon_of(
         return known
     run = Run(event.chain, event.column, event.steps, event.noise_multiplier)
     most = min(known, _MOST_EPSILON)
-    found = _cached_bound(run, delta - event.overflow, most, effort)
+    found = epsilon_bound(run, delta - event.overflow, most=most, effort=effort)
     return found if found < most else known
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_bound(run: Run, delta: float, most: float, effort: float) -> float:
-    """Returns `epsilon_bound`, which takes up to a minute."""
-    return epsilon_bound(run, delta, most=most, effort=effort)
-
-
 def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -> float:
     """Returns an ε at δ, at most `most`; δ covers the probability that it is wrong.
+
+    This takes up to a minute, so results are kept.
 
     Args:
       run: the pair.

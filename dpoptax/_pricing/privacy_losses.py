@@ -5,14 +5,15 @@ import math
 
 import dp_accounting as dpa
 from dp_accounting import DpEvent as Event
-from dp_accounting import pld
+from dp_accounting import dp_event, pld
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
-from dpoptax._pricing import curves
+from dpoptax import _pricing
 from dpoptax._pricing.events import (
     MULTIPLIERS,
     CustomDpEvent,
+    GroupDpEvent,
     Parts,
     gaussian_event,
     joint_multiplier,
@@ -60,6 +61,8 @@ def loss_of(event: Event, relation: dpa.NeighboringRelation, interval: float) ->
 
     Building it is most of the cost of a price. A curve or a budget needs it for many step counts.
     """
+    if isinstance(event, dp_event.RepeatAndSelectDpEvent | GroupDpEvent):
+        return _pricing.derived_curves.pair(event, relation, interval)
     if isinstance(event, CustomDpEvent):
         return event.pair(relation, interval)
     common = {"value_discretization_interval": interval, "neighboring_relation": relation}
@@ -102,7 +105,7 @@ def _without_replacement(
     )
     if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
         return removed
-    return curves.symmetric(removed._pmf_remove.to_dense_pmf(), interval)
+    return _pricing.curves.symmetric(removed._pmf_remove.to_dense_pmf(), interval)
 
 
 def _is_sampled_gaussian(event: Event) -> bool:

@@ -9,14 +9,15 @@ from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event, rdp
 from dp_accounting.rdp.rdp_privacy_accountant import _effective_gaussian_noise_multiplier
 
-from dpoptax._pricing import random_allocation, renyi
-from dpoptax._pricing.custom_events import (
-    RandomAllocationDpEvent,
-    StatedDpEvent,
-    WorstOfDpEvent,
-    refused_allocation,
+from dpoptax._pricing import renyi
+from dpoptax._pricing.custom_events import WorstOfDpEvent
+from dpoptax._pricing.events import (
+    CustomDpEvent,
+    Parts,
+    composition_of,
+    parts_of,
+    without_truncation,
 )
-from dpoptax._pricing.events import Parts, composition_of, parts_of, without_truncation
 
 
 def accountant_of(
@@ -63,19 +64,16 @@ class _RdpAccountant(rdp.RdpAccountant):
             if refused is None:
                 self._rdp += count * renyi.sampled_gaussian_rdp(event, orders, relation)
             return refused
-        if isinstance(event, RandomAllocationDpEvent):
-            refused = refused_allocation(event, relation)
-            if do_compose and refused is None:
-                self._rdp += count * random_allocation.renyi_divergences(
-                    event.noise_multiplier, event.period, event.steps, orders, event.edge_multiplier
-                )
-            return refused
-        if isinstance(event, StatedDpEvent):
-            if do_compose:
-                self._rdp += count * event.renyi_divergences(orders)
-            return None
-        if not isinstance(event, WorstOfDpEvent):
+        if not isinstance(event, CustomDpEvent):
             return super()._maybe_compose(event, count, do_compose)
+        if not isinstance(event, WorstOfDpEvent):
+            try:
+                divergences = event.renyi_divergences(orders, relation)
+            except dpa.UnsupportedEventError as unsupported:
+                return unsupported.args[0]
+            if do_compose:
+                self._rdp += count * divergences
+            return None
         worst, before = np.zeros_like(self._rdp), self._rdp
         for part in event.events:
             self._rdp = np.zeros_like(before)

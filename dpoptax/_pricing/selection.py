@@ -11,6 +11,7 @@ whatever the scores are. The proof is in docs/developers/selection.md.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -96,17 +97,17 @@ def selected_curve(curve: Curve, number: NumberOfTrials) -> tuple[np.ndarray, np
       curve: of one trial.
       number: the number of trials.
     """
-    found = [_Selected(each, number) for each in (curve, curves.reverse(curve))]
+    found = [_best_trial(each, number) for each in (curve, curves.reverse(curve))]
     most = float(curve[0][-1]) + 1.0
-    while max(each.delta(most) for each in found) > 2 * found[0].infinite and most < 700:
+    while max(delta(most) for delta in found) > 2 * _infinite(curve, number) and most < 700:
         most *= 1.1
     at = most * np.linspace(0, 1, _POINTS) ** 1.5
-    best = np.array([max(each.delta(float(epsilon)) for each in found) for epsilon in at])
+    best = np.array([max(delta(float(epsilon)) for delta in found) for epsilon in at])
     return at, curves.convex(at, np.minimum(best, _all_trials(curve, number, at)))
 
 
 def _all_trials(curve: Curve, number: NumberOfTrials, at: np.ndarray) -> np.ndarray:
-    """Returns δ of publishing all trials, (n,), which is less than that of `_Selected` at small ε.
+    """Returns δ of publishing all trials, (n,), which is less than that of the best one at small ε.
 
     E[δ_K(ε)] with δ_k of k trials, at the next larger k for which it is computed.
     """
@@ -123,22 +124,24 @@ def _all_trials(curve: Curve, number: NumberOfTrials, at: np.ndarray) -> np.ndar
     return total
 
 
-class _Selected:
-    """The best trial, for P against Q."""
+def _infinite(curve: Curve, number: NumberOfTrials) -> float:
+    """Returns φ′(1) times the probability of an infinite loss."""
+    return float(curve[1].max(0)[-1]) * number.mean * _MORE
 
-    def __init__(self, curve: Curve, number: NumberOfTrials) -> None:
-        self._losses, self._masses = _atoms(curve)
-        self._high, self._low = _envelope(curve, number)
-        # φ′(1) times the probability of an infinite loss.
-        self.infinite = float(curve[1].max(0)[-1]) * number.mean * _MORE
 
-    def delta(self, epsilon: float) -> float:
-        """Returns E[sup_u (φ′(G(u)) − e^(ε − s) φ′(u))⁺] over the losses s of a trial."""
-        high, low = self._high, self._low
-        ratios = np.exp(np.minimum(epsilon - self._losses, 700.0))
+def _best_trial(curve: Curve, number: NumberOfTrials) -> Callable[[float], float]:
+    """Returns δ(ε) = E[sup_u (φ′(G(u)) − e^(ε − s) φ′(u))⁺] over the losses s, P against Q."""
+    losses, masses = _atoms(curve)
+    high, low = _envelope(curve, number)
+    infinite = _infinite(curve, number)
+
+    def delta(epsilon: float) -> float:
+        ratios = np.exp(np.minimum(epsilon - losses, 700.0))
         best = np.searchsorted(-np.diff(high) / np.diff(low), -ratios)
         gains = np.maximum(high[best] - ratios * low[best], 0.0)
-        return float(min(1.0, self._masses @ gains + self.infinite))
+        return float(min(1.0, masses @ gains + infinite))
+
+    return delta
 
 
 def _atoms(curve: Curve) -> tuple[np.ndarray, np.ndarray]:

@@ -25,8 +25,6 @@ from dpoptax._pricing.events import (
     parts_of,
 )
 
-_ADD_OR_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE = dpa.NeighboringRelation.REPLACE_ONE
 # Probabilities below this become infinite losses. A sum of 10^6 steps adds 10^-14 to δ.
 _RARE, _LEAST_PROBABILITY = 1e-20, 1e-9
 # The logarithm of the ratio of successive losses above 1. Chords are in between.
@@ -111,62 +109,49 @@ def event_of_records(
     """
     if records == 1:
         return event
-    if not literal:
+    parts = [(_several(part, records, relation), count) for part, count in parts_of(event)]
+    known = tuple((part, count) for part, count in parts if part is not None)
+    if not literal or len(known) < len(parts):
         return GroupDpEvent(event, records)
-    try:
-        parts = [(_several(part, records, relation), count) for part, count in parts_of(event)]
-        return composition_of(tuple(parts))
-    except _NoPriceError:
-        return GroupDpEvent(event, records)
+    return composition_of(known)
 
 
-class _NoPriceError(Exception):
-    """The price of a part for several records is not known."""
+def _several(event: Event, records: int, relation: dpa.NeighboringRelation) -> Event | None:
+    """Returns the event of one release, or None if its price is not known.
 
-
-def _several(event: Event, records: int, relation: dpa.NeighboringRelation) -> Event:
+    Under other relations, a record that is replaced by one that adds zero may take part in other
+    steps than the next.
+    """
     if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
         return event
     if isinstance(event, dpa.GaussianDpEvent):
         return gaussian_event(event.noise_multiplier / records)
-    if relation is _REPLACE:
-        return _replaced(event, records)
-    if relation is _ADD_OR_REMOVE:
-        return _sampled(event, records)
-    # A record that is replaced by one that adds zero may take part in other steps than the next.
-    raise _NoPriceError
-
-
-def _sampled(event: Event, records: int) -> Event:
-    """Returns the event of Poisson samples with several records of one person."""
-    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
-        q, size = event.sampling_probability, event.dataset_size
-        # A batch with j of the records is cut only if more than b − j others are drawn.
-        b, drawn = event.truncated_batch_size, np.arange(1, records + 1)
-        full = [full_probability(size, q, b - j + 1) for j in drawn.tolist()]
-        overflow = float(stats.binom.pmf(drawn, records, q) @ np.asarray(full))
-        sampled = SampledRecordsDpEvent(event.noise_multiplier, q, records)
-        return cut_event(sampled, overflow)
+    added = relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if added and isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        return _truncated(event, records)
     inner = getattr(event, "event", None)
-    if isinstance(event, dpa.PoissonSampledDpEvent) and isinstance(inner, dpa.GaussianDpEvent):
+    if not isinstance(inner, dpa.GaussianDpEvent):
+        return None
+    if added and isinstance(event, dpa.PoissonSampledDpEvent):
         q = event.sampling_probability
         return SampledRecordsDpEvent(inner.noise_multiplier, q, records)
-    raise _NoPriceError
+    replaced = relation is dpa.NeighboringRelation.REPLACE_ONE
+    if replaced and isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        size = event.source_dataset_size
+        return ReplacedRecordsDpEvent(
+            inner.noise_multiplier, size, event.sample_size, min(records, size)
+        )
+    return None
 
 
-def _replaced(event: Event, records: int) -> Event:
-    """Returns the event of batches of a fixed size in which several records are replaced."""
-    inner = getattr(event, "event", None)
-    if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        raise _NoPriceError
-    if not isinstance(inner, dpa.GaussianDpEvent):
-        raise _NoPriceError
-    return ReplacedRecordsDpEvent(
-        noise_multiplier=inner.noise_multiplier,
-        dataset_size=event.source_dataset_size,
-        sample_size=event.sample_size,
-        records=min(records, event.source_dataset_size),
-    )
+def _truncated(event: dpa.TruncatedSubsampledGaussianDpEvent, records: int) -> Event:
+    """Returns the event of Poisson samples that are cut, with several records of one person."""
+    q, size = event.sampling_probability, event.dataset_size
+    # A batch with j of the records is cut only if more than b − j others are drawn.
+    b, drawn = event.truncated_batch_size, np.arange(1, records + 1)
+    full = [full_probability(size, q, b - j + 1) for j in drawn.tolist()]
+    overflow = float(stats.binom.pmf(drawn, records, q) @ np.asarray(full))
+    return cut_event(SampledRecordsDpEvent(event.noise_multiplier, q, records), overflow)
 
 
 def mixture_pair(weights: np.ndarray, sigma: float, interval: float) -> Pair:

@@ -21,7 +21,6 @@ from dpoptax._pricing.events import parts_of
 from dpoptax._pricing.noise_schedule import phases_of, scaled
 from dpoptax._pricing.privacy_event import Composable, other_events
 from dpoptax.accounting._run_event import (
-    Sampling,
     event_of,
     run_event,
     sampler_of,
@@ -98,10 +97,15 @@ def calibrate(
         """Returns the event with x as the number that is left out."""
         drawn = sampling if dataset_size is None else PoissonSampler(dataset_size, int(x))
         used = noise if noise_multiplier is not None else scaled(noise, x)
-        own = event_of(drawn, [(int(x) if steps is None else steps, used)])
-        return run_event(own, drawn, others).dp_event
+        sums = event_of(drawn, [(int(x) if steps is None else steps, used)])
+        return run_event(sums, drawn, others).dp_event
 
-    target = _target(epsilon, delta, accountant, sampling)
+    if not 0 < number("epsilon", epsilon) < math.inf:
+        raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
+    own = sampler_of(sampling)
+    check_delta(delta, own.dataset_size)
+    check_accountant(accountant)
+    target = epsilon, delta, accountant, relation_named(own.neighboring_relation)
     if noise_multiplier is None:
         search = _Search(event, *target, *_MULTIPLIERS, rising=False, digits=5)
         return _solution(search, "noise_multiplier", start=1.0)
@@ -127,17 +131,6 @@ def _solution(search: "_Search", name: str, start: float) -> float:
             "or train without noise."
         )
     return found
-
-
-def _target(
-    epsilon: float, delta: float, accountant: str, sampling: Sampling
-) -> tuple[float, float, str, dpa.NeighboringRelation]:
-    if not 0 < number("epsilon", epsilon) < math.inf:
-        raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
-    sampler = sampler_of(sampling)
-    check_delta(delta, sampler.dataset_size)
-    check_accountant(accountant)
-    return epsilon, delta, accountant, relation_named(sampler.neighboring_relation)
 
 
 @dataclasses.dataclass(frozen=True)

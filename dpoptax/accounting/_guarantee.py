@@ -8,6 +8,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import dp_event
 
+from dpoptax import _pricing
 from dpoptax._pricing import accountants
 from dpoptax._pricing.checks import (
     ADD_OR_REMOVE,
@@ -19,6 +20,7 @@ from dpoptax._pricing.checks import (
     number,
     relation_named,
 )
+from dpoptax._pricing.events import SHAPES
 from dpoptax._pricing.privacy_event import (
     Composable,
     PrivacyEvent,
@@ -26,12 +28,9 @@ from dpoptax._pricing.privacy_event import (
     other_events,
     privacy_event,
 )
-from dpoptax._pricing.several_records import event_of_records
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, least_mu
 from dpoptax.accounting import _statement
-from dpoptax.accounting._plain_statement import plain_statement
 from dpoptax.accounting._statement import BLANK
-from dpoptax.accounting.selection import SHAPES
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
@@ -229,7 +228,9 @@ class Guarantee:
         literal = not self.other_events  # the draws of other runs are unknown
 
         def several(event: PrivacyEvent) -> PrivacyEvent:
-            found = event_of_records(event.dp_event, k, self._relation, literal=literal)
+            found = _pricing.several_records.event_of_records(
+                event.dp_event, k, self._relation, literal=literal
+            )
             return dataclasses.replace(event, dp_event=found)
 
         after = self.event_after
@@ -340,6 +341,8 @@ class Guarantee:
         >>> print(Guarantee(event).statement(owners="1").splitlines()[0])
         What this statement is about
         """
+        from dpoptax.accounting._plain_statement import plain_statement  # few programs need it
+
         values = self.to_dict()
         plain = plain_statement(
             values,

@@ -3,10 +3,8 @@
 import dataclasses
 import functools
 import math
-from pathlib import Path
 
 from dpoptax._pricing.checks import Accountant, integer, number
-from dpoptax._support.figures import new_figure
 from dpoptax._support.rounded import epsilon_text
 from dpoptax.accounting._calibration import calibrate
 from dpoptax.sampling import PoissonSampler
@@ -53,34 +51,6 @@ class PlanSuggestion:
     epsilon: float
     delta: float
     max_excess: float
-
-    def plot(self, path: str | Path) -> None:
-        """Writes a figure of σ/B over the batch size, with the limit for full batches.
-
-        Raises:
-          ImportError: matplotlib, a dependency of `dpoptax[train]`, is not installed.
-        """
-        figure = new_figure(figsize=(5.4, 3.8))
-        axes = figure.subplots()
-        sizes = [option.batch_size for option in self.options]
-        ratios = [option.noise_batch_ratio for option in self.options]
-        least = [option.noise_batch_ratio / (1 + option.excess) for option in self.options]
-        axes.plot(sizes, ratios, color="#0072B2", marker="o", markersize=4, label="σ/B")
-        axes.plot(sizes, least, color="#666666", linestyle="--", label="limit, by full batches")
-        axes.plot(
-            self.chosen.batch_size,
-            self.chosen.noise_batch_ratio,
-            color="#D55E00",
-            marker="o",
-            linestyle="none",
-            label=f"suggested: B = {self.chosen.batch_size:,}, T = {self.chosen.steps:,}",
-        )
-        axes.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="noise on a mean, σ/B")
-        axes.set_title(f"N = {self.dataset_size:,}, ε = {self.epsilon:g}, δ = {self.delta:g}")
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize="small")
-        figure.savefig(path, dpi=200)
 
     def __str__(self) -> str:
         rows = [("", "B", "T", "epochs", "σ", "σ/B", "excess")]

@@ -21,6 +21,7 @@ from dp_accounting import dp_event
 from scipy import stats
 
 from dpoptax._pricing.custom_events import WorstOfDpEvent as _WorstOfDpEvent
+from dpoptax._pricing.events import SHAPES
 from dpoptax._pricing.events import hashable as _hashable
 from dpoptax._pricing.privacy_event import (
     Composable,
@@ -35,10 +36,6 @@ __all__ = ["SHAPES", "all_of", "best_of_random", "draw_number", "likely_number"]
 
 def __dir__() -> list[str]:
     return __all__
-
-
-SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-"""Distributions of a random number of trials, and the shape of `RepeatAndSelectDpEvent`."""
 
 
 def all_of(trials: Sequence[Composable]) -> PrivacyEvent:

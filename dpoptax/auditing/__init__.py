@@ -20,13 +20,12 @@ of at most 1 in 1,000.
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax.auditing._audit import audit
 from dpoptax.auditing._audit_one_run import audit_one_run, audit_scores
-from dpoptax.auditing._batch_report import BatchReport
-from dpoptax.auditing._check_batches import check_batches
+from dpoptax.auditing._check_batches import BatchReport, check_batches
 from dpoptax.auditing._check_noise import NoiseReport, check_noise
-from dpoptax.auditing._checks import ThreatModel
+from dpoptax.auditing._claim import ThreatModel
 from dpoptax.auditing._error_curves import TradeOffCurve, auc, trade_off_curve
+from dpoptax.auditing._exact_scores import Finding
 from dpoptax.auditing._families import Family, approximate_family, claimed_family, gaussian_family
-from dpoptax.auditing._findings import Finding
 from dpoptax.auditing._game import (
     Game,
     canary_gradient,

@@ -5,8 +5,13 @@ import time
 import jax
 
 from dpoptax._random.keys import check_key
-from dpoptax.auditing._checks import ThreatModel, check_options, check_seen
-from dpoptax.auditing._claim import Claim, state_after
+from dpoptax.auditing._claim import (
+    ThreatModel,
+    check_options,
+    check_seen,
+    claim_of,
+    state_after,
+)
 from dpoptax.auditing._error_curves import trade_off_curve
 from dpoptax.auditing._game import Game, leaf_projections
 from dpoptax.auditing._replay import Runs
@@ -73,7 +78,7 @@ def audit(
     runs = Runs(game, threat_model, check_key(key))
     seen = [runs(included, trials) for included in (True, False)]
     check_seen(*seen, projected=game.observe is leaf_projections)
-    claim = Claim.of(game.sampler, lambda: state_after(game, runs.releases), delta, claimed_epsilon)
+    claim = claim_of(game.sampler, lambda: state_after(game, runs.releases), delta, claimed_epsilon)
     probability = game.sampler.sampling_probability if threat_model == "white-box" else 1.0
     learning = max(trials // 4, 8)
     attack = _attacks.learn(
@@ -87,7 +92,6 @@ def audit(
         1 - confidence, delta, one_sided=False, threshold_strategy=Explicit(attack.threshold)
     )
     return AuditResult(
-        claimed_epsilon=claim.epsilon,
         epsilon_lower_bound=float(bound),
         delta=delta,
         confidence=confidence,
@@ -95,7 +99,6 @@ def audit(
         threat_model=threat_model,
         attack=attack.name,
         seconds=time.perf_counter() - start,
-        claimed=claim.trade_off,
         evidence=trade_off_curve(inside, outside, attack.thresholds, confidence=confidence),
-        family=claim.family,
+        **claim,
     )

@@ -8,8 +8,7 @@ import numpy as np
 
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
-from dpoptax.auditing._checks import ThreatModel, check_options, check_seen
-from dpoptax.auditing._claim import Claim
+from dpoptax.auditing._claim import ThreatModel, check_options, check_seen, claim_of
 from dpoptax.auditing._families import approximate_family, gaussian_family
 from dpoptax.auditing._game import Game
 from dpoptax.auditing._one_run import guesses_about
@@ -116,13 +115,12 @@ def audit_scores(
     scores, included = np.asarray(scores), np.asarray(included, bool)
     check_options(len(scores), confidence, threat_model)
     check_seen(scores, projected=True)
-    claim = Claim.of(sampler, lambda: opt_state, delta, claimed_epsilon)
+    claim = claim_of(sampler, lambda: opt_state, delta, claimed_epsilon)
     guesses = guesses_about(scores, included, confidence)
     gaussian = sampler.sampling_probability == 1.0 and claimed_epsilon is None
     family = gaussian_family() if gaussian else approximate_family(delta)
     bound = family.epsilon(family.refuted(guesses.refutes), delta)
     return AuditResult(
-        claimed_epsilon=claim.epsilon,
         epsilon_lower_bound=float(bound),
         delta=delta,
         confidence=confidence,
@@ -130,8 +128,7 @@ def audit_scores(
         threat_model=threat_model,
         attack="one run, highest and lowest projections",
         seconds=0.0,
-        claimed=claim.trade_off,
         evidence=guesses,
-        family=claim.family,
         canaries=(scores[included], scores[~included]),
+        **claim,
     )

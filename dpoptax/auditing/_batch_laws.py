@@ -4,9 +4,9 @@ A law sorts the records into pools before each step. Records of one pool are int
 the number that a step draws from a pool, every subset of that size is equally likely.
 """
 
-import abc
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+import itertools
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,17 @@ class Count(NamedTuple):
     probability: float
     most: int
 
+    @property
+    def certain(self) -> bool:
+        """True if the number is not random."""
+        return self.probability in (0.0, 1.0) or not self.trials
+
+    @property
+    def possible(self) -> bool:
+        """True if the law permits the number."""
+        least = self.most * self.probability if self.certain else 0
+        return least <= self.found <= self.most
+
 
 class Marked(NamedTuple):
     """A number of marked records among `drawn` ones of a pool, with a hypergeometric law."""
@@ -46,197 +57,117 @@ class Marked(NamedTuple):
     drawn: int
 
 
-class BatchLaw(abc.ABC):
-    """Gives the law of each step's batch, given the earlier batches.
+class Step(NamedTuple):
+    """The law of one step, given the earlier batches.
 
     Attributes:
-      size: N.
-      pools: the number of pools.
-      fixed: whether the pools are the same in every step.
+      labels: the pool of each record, (N,), or `NO_POOL`. Pools that do not change are one array.
+      rates: the probability of each record of a pool, by pool.
+      most: the size to which a draw is cut, if it is.
+      trials: the number of records that may be drawn, if the pools are drawn together. They are
+        then the known and the unknown members of a group of this size.
     """
 
-    size: int
-    pools: int = 1
-    fixed: ClassVar[bool] = False
+    labels: Integers
+    rates: tuple[float, ...]
+    most: int | None = None
+    trials: int | None = None
 
-    @abc.abstractmethod
-    def labels(self, step: int) -> Integers:
-        """Returns the pool of each record, (N,), or `NO_POOL`."""
-
-    @abc.abstractmethod
-    def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
+    def counts(self, members: Integers, drawn: Integers) -> list[Count]:
         """Returns the numbers drawn from the pools; `members` and `drawn` are (pools,)."""
+        if self.trials is not None:
+            members, drawn = np.array([self.trials]), drawn.sum(keepdims=True)
+        pairs = zip(drawn.tolist(), members.tolist(), self.rates, strict=False)
+        return [Count(found, n, rate, min(n, self.most or n)) for found, n, rate in pairs]
 
     def shares(self, members: Integers, drawn: Integers) -> list[Marked]:
-        """Returns the numbers drawn from a part of several pools that are drawn together."""
-        return []
+        """Returns the number drawn from the known members of a group."""
+        if self.trials is None or len(self.rates) == 1:
+            return []
+        if members[0] >= self.trials:
+            return [Marked(0, 1, 0, 0)]  # the whole group is known
+        total = min(int(drawn.sum()), self.trials)
+        return [Marked(int(drawn[0]), self.trials, int(members[0]), total)]
 
-    def advance(self, step: int, rows: Integers) -> None:  # noqa: B027  # pools that never change
-        """Takes note of the batch of a step."""
+
+Law: TypeAlias = Generator[Step, Integers, None]
+"""Yields the law of each step, and is sent the rows that the step drew."""
 
 
-class IndependentLaw(BatchLaw):
+def independent(sizes: tuple[int, ...], rates: tuple[float, ...], most: int | None = None) -> Law:
     """Every record of pool c with probability q_c, independently; large batches are cut."""
-
-    fixed = True
-
-    def __init__(
-        self, sizes: tuple[int, ...], rates: tuple[float, ...], most: int | None = None
-    ) -> None:
-        self.size, self.pools = sum(sizes), len(sizes)
-        self._labels = np.repeat(np.arange(len(sizes)), sizes)
-        self._rates, self._most = rates, most
-
-    def labels(self, step: int) -> Integers:
-        return self._labels
-
-    def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
-        return _independent(members, drawn, self._rates, self._most)
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    while True:
+        yield Step(labels, rates, most)
 
 
-class FixedLaw(BatchLaw):
-    """A random subset of a fixed size."""
-
-    fixed = True
-
-    def __init__(self, size: int, batch_size: int) -> None:
-        self.size = size
-        self._labels = np.zeros(size, np.int64)
-        self._batch_size = batch_size
-
-    def labels(self, step: int) -> Integers:
-        return self._labels
-
-    def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
-        return [_exactly(self._batch_size, drawn[0])]
+def epochs(size: int, batch_size: int, steps: int) -> Law:
+    """Random subsets of a fixed size, each record at most once in an epoch of some steps."""
+    everyone = labels = np.zeros(size, np.int64)
+    for step in itertools.count():
+        place = step % steps
+        labels = everyone if place == 0 else labels
+        number = min(batch_size, size - place * batch_size)
+        rows = yield Step(labels, (1.0,), trials=number)
+        labels = labels.copy()
+        labels[rows] = NO_POOL
 
 
-class EpochLaw(BatchLaw):
-    """Each record once in an epoch, in a new random order; the last batch may be left out."""
-
-    def __init__(self, size: int, batch_size: int, *, drop_last: bool = False) -> None:
-        self.size = size
-        self._batch_size = batch_size
-        self._steps = size // batch_size if drop_last else -(-size // batch_size)
-        self._labels = np.zeros(size, np.int64)
-
-    def labels(self, step: int) -> Integers:
-        if step % self._steps == 0:
-            self._labels[:] = 0
-        return self._labels
-
-    def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
-        first = step % self._steps * self._batch_size
-        return [_exactly(min(self._batch_size, self.size - first), drawn[0])]
-
-    def advance(self, step: int, rows: Integers) -> None:
-        self._labels[rows] = NO_POOL
-
-
-class AllocationLaw(BatchLaw):
+def allocation(size: int, period: int, participations: int = 1) -> Law:
     """Each record in k of T steps: with j to go in n steps, it is drawn with probability j/n."""
-
-    def __init__(self, size: int, period: int, participations: int = 1) -> None:
-        self.size, self.pools = size, participations
-        self._period = period
-        self._to_go = np.full(size, participations)
-
-    def labels(self, step: int) -> Integers:
-        if step % self._period == 0:
-            self._to_go[:] = self.pools
-        return self._to_go - 1
-
-    def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
-        left = self._period - step % self._period
-        rates = tuple(min(1.0, (pool + 1) / left) for pool in range(self.pools))
-        return _independent(members, drawn, rates)
-
-    def advance(self, step: int, rows: Integers) -> None:
-        self._to_go[rows] -= 1
+    for step in itertools.count():
+        left = period - step % period
+        if left == period:
+            to_go = np.full(size, participations)
+        rates = tuple(min(1.0, (pool + 1) / left) for pool in range(participations))
+        rows = yield Step(to_go - 1, rates)
+        to_go[rows] -= 1
 
 
-class SeparatedLaw(BatchLaw):
+def separated(size: int, rate: float, separation: int) -> Law:
     """Each record with probability p unless it rests, from the stationary law on.
 
     A record that was not drawn in the first t < b steps may have rested before. By stationarity it
     is drawn in step t with probability q/(1 − t q), q = B/N, which is p for t = b − 1.
     """
-
-    def __init__(self, size: int, rate: float, separation: int) -> None:
-        self.size = size
-        self._rate, self._separation = rate, separation
-        self._last = np.full(size, -separation)
-
-    def labels(self, step: int) -> Integers:
-        return np.where(step - self._last < self._separation, NO_POOL, 0)
-
-    def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
-        rate = self._rate / (1 - min(step, self._separation - 1) * self._rate)
-        return _independent(members, drawn, (min(1.0, rate),))
-
-    def advance(self, step: int, rows: Integers) -> None:
-        self._last[rows] = step
+    last = np.full(size, -separation)
+    for step in itertools.count():
+        chance = min(1.0, rate / (1 - min(step, separation - 1) * rate))
+        rows = yield Step(np.where(step - last < separation, NO_POOL, 0), (chance,))
+        last[rows] = step
 
 
-class CyclicLaw(BatchLaw):
+def cyclic(size: int, group_size: int, length: int, rate: float, most: int) -> Law:
     """Poisson samples of groups of g records that take turns; the groups are not known.
 
     Pool 0 are the records that were seen in this step's group, pool 1 those not seen at all.
     """
-
-    def __init__(self, size: int, group_size: int, length: int, rate: float, most: int) -> None:
-        self.size, self.pools = size, 2
-        self._group_size, self._length = group_size, length
-        self._rate, self._most = rate, most
-        self._group = np.full(size, NO_POOL)
-
-    def labels(self, step: int) -> Integers:
-        unseen = np.where(self._group == NO_POOL, 1, NO_POOL)
-        return np.where(self._group == step % self._length, 0, unseen)
-
-    def counts(self, step: int, members: Integers, drawn: Integers) -> list[Count]:
-        return [Count(int(drawn.sum()), self._group_size, self._rate, self._most)]
-
-    def shares(self, members: Integers, drawn: Integers) -> list[Marked]:
-        total = min(int(drawn.sum()), self._group_size)
-        return [Marked(int(drawn[0]), self._group_size, int(members[0]), total)]
-
-    def advance(self, step: int, rows: Integers) -> None:
-        self._group[rows] = step % self._length
+    group = np.full(size, NO_POOL)
+    for step in itertools.count():
+        unseen = np.where(group == NO_POOL, 1, NO_POOL)
+        labels = np.where(group == step % length, 0, unseen)
+        rows = yield Step(labels, (rate, rate), most, group_size)
+        group[rows] = step % length
 
 
-def _independent(
-    members: Integers, drawn: Integers, rates: tuple[float, ...], most: int | None = None
-) -> list[Count]:
-    return [
-        Count(int(found), int(trials), rate, min(int(trials), most or int(trials)))
-        for found, trials, rate in zip(drawn, members, rates, strict=True)
-    ]
-
-
-def _exactly(size: int, found: int) -> Count:
-    return Count(int(found), size, 1.0, size)
-
-
-def _poisson_law(claim: PoissonSampler) -> BatchLaw:
-    most = None if claim.max_batch_size is None else claim._largest
-    return IndependentLaw((claim.dataset_size,), (claim.sampling_probability,), most)
-
-
-_LAWS: dict[type[Sampler], Callable[..., BatchLaw]] = {
-    PoissonSampler: _poisson_law,
-    GroupedPoissonSampler: lambda claim: IndependentLaw(
-        tuple(claim.group_sizes), claim.probabilities
+_LAWS: dict[type[Sampler], Callable[..., Law]] = {
+    PoissonSampler: lambda claim: independent(
+        (claim.dataset_size,),
+        (claim.sampling_probability,),
+        claim.max_batch_size and claim._largest,
     ),
-    FixedSizeSampler: lambda claim: FixedLaw(claim.dataset_size, claim.batch_size),
-    ShuffledSampler: lambda claim: EpochLaw(claim.dataset_size, claim.batch_size),
-    RandomAllocationSampler: lambda claim: AllocationLaw(
+    GroupedPoissonSampler: lambda claim: independent(tuple(claim.group_sizes), claim.probabilities),
+    FixedSizeSampler: lambda claim: epochs(claim.dataset_size, claim.batch_size, 1),
+    ShuffledSampler: lambda claim: epochs(
+        claim.dataset_size, claim.batch_size, claim.steps_per_epoch
+    ),
+    RandomAllocationSampler: lambda claim: allocation(
         claim.dataset_size, claim.period, claim.participations
     ),
-    MinSeparationSampler: lambda claim: SeparatedLaw(
+    MinSeparationSampler: lambda claim: separated(
         claim.dataset_size, claim.sampling_probability, claim.separation
     ),
-    CyclicPoissonSampler: lambda claim: CyclicLaw(
+    CyclicPoissonSampler: lambda claim: cyclic(
         claim.dataset_size,
         claim.group_size,
         claim.cycle_length,
@@ -246,7 +177,7 @@ _LAWS: dict[type[Sampler], Callable[..., BatchLaw]] = {
 }
 
 
-def law_of(claim: Sampler) -> BatchLaw:
+def law_of(claim: Sampler) -> Law:
     """Returns the law of a sampler's batches, from step 0 on.
 
     Raises:

@@ -1,21 +1,87 @@
 """Checks whether the batches of any loader are draws of a claimed sampler."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dpoptax.accounting import Guarantee, planned_guarantee
-from dpoptax.auditing._batch_laws import law_of
-from dpoptax.auditing._batch_report import BatchReport
+from dpoptax.accounting._statement import claim_text
+from dpoptax.auditing._batch_laws import Integers, law_of
 from dpoptax.auditing._closer_laws import LENGTHS, closer_law, findings_under, row_groups
+from dpoptax.auditing._exact_scores import Finding, rejected
 from dpoptax.sampling import Sample, Sampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
-Integers = NDArray[np.int64]
+# The number of findings that a report shows.
+_SHOWN = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchReport:
+    """Holds the result of `check_batches`.
+
+    Attributes:
+      claimed: the claimed sampler.
+      sizes: the number of records of each batch, (steps,).
+      impossible: sentences about batches that the claimed sampler cannot draw.
+      tests: all tests, with their p-values.
+      closer: another law that the tests do not refute; None without an alarm, or if all are.
+      participations: the greatest number of times that one record was drawn.
+      claimed_guarantee: the guarantee of the claim; None if no noise was given, or if the sampler
+        has no event.
+      seen_guarantee: a guarantee without amplification, for the batches as they were seen. None
+        without an alarm if the claim has a guarantee, and if batches depend on the records.
+    """
+
+    claimed: Sampler
+    sizes: Integers = dataclasses.field(repr=False)
+    impossible: tuple[str, ...]
+    tests: tuple[Finding, ...] = dataclasses.field(repr=False)
+    closer: str | None
+    participations: int
+    claimed_guarantee: Guarantee | None = dataclasses.field(default=None, repr=False)
+    seen_guarantee: Guarantee | None = dataclasses.field(default=None, repr=False)
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The tests that refute the claim, by Holm's method."""
+        return rejected(self.tests)
+
+    @property
+    def alarm(self) -> bool:
+        """True if the batches are not draws of the claimed sampler.
+
+        Draws of the claimed sampler raise an alarm with a probability of at most 1 in 1,000.
+        """
+        return bool(self.impossible or self.findings)
+
+    def __str__(self) -> str:
+        low, high = self.sizes.min(), self.sizes.max()
+        between = f"{low:,} to {high:,} records" if low < high else f"{low:,} records"
+        verdict = "NOT draws of it" if self.alarm else "not contradicted"
+        shown = [*self.impossible, *map(str, self.findings)]
+        lines = [
+            f"{len(self.sizes):,} batches of {between}, {self.sizes.mean():,.1f} on average",
+            f"claimed: {self.claimed.law}: {verdict}",
+            *(f"  {text}" for text in shown[:_SHOWN]),
+        ]
+        if len(shown) > _SHOWN:
+            lines.append(f"  and {len(shown) - _SHOWN:,} more")
+        if self.alarm:
+            lines.append(f"closer: {self.closer or 'none of the known laws'}")
+        for name, guarantee in (
+            ("claimed", self.claimed_guarantee),
+            ("without amplification", self.seen_guarantee),
+        ):
+            if guarantee is not None:
+                terms = guarantee.stated_delta, guarantee.unit, guarantee.neighboring_relation
+                lines.append(f"{name}: {claim_text(guarantee.stated_epsilon, *terms)}")
+        return "\n".join(lines)
 
 
 def check_batches(
@@ -97,7 +163,7 @@ def check_batches(
         (*repeats, *impossible),
         tuple(tests),
         closer=None,
-        participations=int(_times(rows, dataset_size).max()),
+        participations=int(np.bincount(np.concatenate(rows)).max(initial=0)),
     )
     if report.alarm:
         found = distinct, claimed, report.findings, partitions
@@ -130,11 +196,6 @@ def _rows(batch: ArrayLike | Sample, size: int, step: int) -> Integers:
 def _repeats(rows: Sequence[Integers], distinct: Sequence[Integers]) -> list[str]:
     number = sum(len(a) != len(b) for a, b in zip(rows, distinct, strict=True))
     return [f"{number:,} batches hold a record twice"] if number else []
-
-
-def _times(rows: Sequence[Integers], size: int) -> Integers:
-    """Returns how often each record was drawn, (N,)."""
-    return np.bincount(np.concatenate(rows), minlength=size)
 
 
 def _guarantees(

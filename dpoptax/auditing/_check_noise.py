@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpoptax._pricing.checks import number
-from dpoptax.auditing._exact_scores import spread_p_value
-from dpoptax.auditing._findings import FALSE_ALARM, Finding, rejected
+from dpoptax.auditing._exact_scores import FALSE_ALARM, Finding, rejected, spread_p_value
 
 Array = NDArray[np.float64]
 

@@ -1,24 +1,15 @@
 """Tests batches under a law, and looks for another law that fits them."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from dpoptax.auditing._batch_laws import (
-    AllocationLaw,
-    BatchLaw,
-    EpochLaw,
-    FixedLaw,
-    IndependentLaw,
-)
-from dpoptax.auditing._batch_scan import NEW, PREVIOUS, Partition, scan_batches
-from dpoptax.auditing._batch_tests import findings_of
-from dpoptax.auditing._findings import Finding, rejected
+from dpoptax.auditing._batch_laws import Integers, Law, allocation, epochs, independent
+from dpoptax.auditing._batch_tests import NEW, PREVIOUS, Partition, tests_under
+from dpoptax.auditing._exact_scores import Finding, rejected
 from dpoptax.sampling import Sampler
-
-Integers = NDArray[np.int64]
 
 PLACES, LENGTHS, REMAINDERS = "eighths of the rows", "eighths by length", "remainders modulo"
 # The shapes of batches whose shares of groups spread more than those of random ones, or less.
@@ -53,13 +44,12 @@ def row_groups(size: int, lengths: ArrayLike | None) -> list[Partition]:
 
 
 def findings_under(
-    distinct: Sequence[Integers], law: BatchLaw, claimed: Sampler, partitions: Sequence[Partition]
+    distinct: Sequence[Integers], law: Law, claimed: Sampler, partitions: Sequence[Partition]
 ) -> tuple[list[str], list[Finding]]:
     """Returns the impossible batches under a law, and the tests of the others."""
     # By the claim and not by the sizes of batches, of which a score may only know the earlier ones.
     window = max(1, round(claimed.dataset_size / claimed.batch_size) - 1)
-    scan = scan_batches(distinct, law, window, partitions)
-    return scan.impossible, findings_of(scan, partitions, _randomization(distinct))
+    return tests_under(law, distinct, window, partitions, _randomization(distinct))
 
 
 def _randomization(distinct: Sequence[Integers]) -> np.random.Generator:
@@ -82,12 +72,8 @@ def closer_law(
     partitions: Sequence[Partition],
 ) -> str | None:
     """Names a law that the tests do not refute, or the shape of the strongest finding."""
-    seen: set[bytes] = set()
-    again = 0
-    for each in distinct:
-        again += len(each) > 0 and each.tobytes() in seen
-        seen.add(each.tobytes())
-    if 4 * again > len(distinct):
+    filled = [each.tobytes() for each in distinct if len(each)]
+    if 4 * (len(filled) - len(set(filled))) > len(distinct):
         return "the same batches again"
     for name, law in _candidates(distinct, claimed):
         impossible, tests = findings_under(distinct, law, claimed, partitions)
@@ -96,31 +82,33 @@ def closer_law(
     return _shape(findings)
 
 
-def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, BatchLaw]]:
+def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, Law]]:
     """Yields names and laws, from special to general, each new and before its first step."""
     sizes = np.array([len(each) for each in distinct])
     number, first, mean = claimed.dataset_size, int(sizes[0]), float(sizes.mean())
     if first:
-        yield "shuffled epochs", EpochLaw(number, first)
+        yield "shuffled epochs", epochs(number, first, -(-number // first))
         if number % first and len(distinct) > number // first:
-            yield "shuffled epochs with drop_last", EpochLaw(number, first, drop_last=True)
+            yield "shuffled epochs with drop_last", epochs(number, first, number // first)
     if np.all(sizes == first):
-        yield f"batches of {first} without replacement", FixedLaw(number, first)
+        yield f"batches of {first} without replacement", epochs(number, first, 1)
     if mean:
         period = max(1, round(number / mean))
-        yield f"each record once in {period} steps, at random", AllocationLaw(number, period)
-        law = IndependentLaw((number,), (mean / number,))
+        yield f"each record once in {period} steps, at random", allocation(number, period)
+        law = independent((number,), (mean / number,))
         yield f"Poisson samples of {mean:.4g} on average", law
     rate, most = claimed.sampling_probability, int(sizes.max())
-    yield f"Poisson samples cut to {most}", IndependentLaw((number,), (rate,), most)
+    yield f"Poisson samples cut to {most}", independent((number,), (rate,), most)
 
 
 def _shape(findings: Sequence[Finding]) -> str | None:
     """Names the shape of batches that no candidate fits, by the strongest finding of a mix."""
     names = {each.name: each for each in findings}
     for name, each in names.items():
+        rate = names.get(name.replace("mix", "rates"))
+        explained = rate is not None and rate.p_value <= each.p_value  # by a wrong rate of groups
         for kind, (spread, even) in _SHAPES.items():
-            if name.startswith(f"mix by {kind}") and not _uneven(names, name):
+            if name.startswith(f"mix by {kind}") and not explained:
                 return spread if each.effect > 1 else even
     rates = [each.effect for name, each in names.items() if name.startswith("rates by")]
     if any(abs(effect - 1) > _FAR for effect in rates):
@@ -128,9 +116,3 @@ def _shape(findings: Sequence[Finding]) -> str | None:
     if PREVIOUS in names and names[PREVIOUS].effect > 1:
         return "consecutive batches that share records"
     return "records with rates of their own" if NEW in names else None
-
-
-def _uneven(names: Mapping[str, Finding], mix: str) -> bool:
-    """Returns whether a wrong rate of the groups explains their mix."""
-    rate = names.get(mix.replace("mix", "rates"))
-    return rate is not None and rate.p_value <= names[mix].p_value

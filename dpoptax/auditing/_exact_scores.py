@@ -1,10 +1,13 @@
-"""Normal scores of counts with a known law, and exact p-values of many of them.
+"""Findings of checks: normal scores of counts with a known law, and exact p-values of many.
 
 A count X of law F becomes the score z = Φ⁻¹(U), where U is uniform on [F(X − 1), F(X)]. If the law
 is right, z is exactly standard normal. If each law is known given the counts before it, the scores
-are independent, so their sum and their squares have the laws of textbooks. Their number must not
-depend on the counts: `padded` fills it up.
+are independent, so their sum and their squares have the laws of textbooks. The score of a count
+that can have one value only is a normal draw.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +15,30 @@ from scipy import special, stats
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+FALSE_ALARM = 1e-3
+"""The probability that a correct run raises an alarm is at most this, for each check."""
+
+
+class Finding(NamedTuple):
+    """One test of a check.
+
+    Attributes:
+      name: the tested property.
+      p_value: an upper bound on the probability that a correct run is at least this far off.
+      effect: the observed number over the expected one.
+      seen: the numbers, as a sentence.
+    """
+
+    name: str
+    p_value: float
+    effect: float
+    seen: str
+
+    def __str__(self) -> str:
+        p_value = f"p = {self.p_value:.1g}" if self.p_value else "p < 1e-300"
+        return f"{self.name}: {self.seen} ({p_value})"
+
 
 # Scores of tails below the least double.
 _LARGEST = 37.0
@@ -93,17 +120,6 @@ def _scores(
     return np.clip(z, -_LARGEST, _LARGEST)
 
 
-def padded(scores: Array, number: int, rng: np.random.Generator) -> Array:
-    """Returns scores with standard normal draws for counts that could have one value only.
-
-    Without them, the number of scores would be a stopping time, for example the step in which the
-    last record is drawn, and their mean would not be normal. Without any score, nothing is tested.
-    """
-    if not len(scores):
-        return scores
-    return np.concatenate([scores, rng.normal(size=number - len(scores))])
-
-
 def mean_p_value(scores: Array) -> float:
     """Returns the p-value of the mean of independent scores, over all and over the last half."""
     parts = [part for part in (scores, scores[len(scores) // 2 :]) if len(part)]
@@ -137,3 +153,13 @@ def extremes_p_value(scores: Array) -> float:
 def any_of(p_values: list[float]) -> float:
     """Returns a p-value of the union of hypotheses, by Bonferroni."""
     return min(1.0, max(1, len(p_values)) * min(map(float, p_values), default=1.0))
+
+
+def rejected(tests: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Returns the tests that Holm's method rejects, the smallest p-value first."""
+    kept: list[Finding] = []
+    for i, each in enumerate(sorted(tests, key=lambda test: test.p_value)):
+        if each.p_value * (len(tests) - i) > FALSE_ALARM:
+            break
+        kept.append(each)
+    return tuple(kept)

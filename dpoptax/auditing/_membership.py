@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpoptax._pricing.trade_off_functions import TradeOff
-from dpoptax._support.figures import new_figure
 from dpoptax._support.rounded import epsilon_text
 from dpoptax.accounting import Guarantee
 from dpoptax.auditing._error_curves import TradeOffCurve, auc, clopper_pearson
@@ -83,7 +82,14 @@ class MembershipReport:
         """
         least = min(self.false_positive_rates.min(), 1 / len(self.losses_out)) / 2
         rates = np.geomspace(least, 1, 400)
-        figure = new_figure(figsize=(4.6, 4.2))
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"`plot` needs {error.name}, which is not installed. Run "
+                "`pip install 'dpoptax[train]'`."
+            ) from error
+        figure = Figure(layout="constrained", figsize=(4.6, 4.2))
         axes = figure.subplots()
         if self.claimed is not None:
             most = np.maximum(1 - self.claimed(rates), rates)

@@ -1,6 +1,7 @@
 """Runs of an audit: many with and without the canary, or one with many canaries."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ _CHUNK = 2**24
 
 # Record indices and masks of a run, (steps, draw) each.
 DrawnBatches = tuple[Any, Any]
+Look = Callable[[PyTree, GradientPoints], jax.Array]
 
 
 def _releases(opt_state: PyTree) -> jax.Array:
@@ -29,40 +31,36 @@ def _releases(opt_state: PyTree) -> jax.Array:
 
 
 def _run(
-    game: Game,
-    begun: PyTree,
-    threat_model: str,
-    key: jax.Array,
-    indices: jax.Array,
-    masks: jax.Array,
+    game: Game, begun: PyTree, threat_model: str, key: jax.Array, draws: DrawnBatches, look: Look
 ) -> tuple[Any, PyTree]:
-    """Runs the game on the given draws, (steps, draw) each.
+    """Runs the game on the given draws; returns the observations and the final state.
 
-    `begun` is the transform's state before any step; its keys are replaced. Returns features (1 or
-    steps, F) and the final state.
+    Args:
+      game: the game.
+      begun: the transform's state before any step; its keys are replaced.
+      threat_model: of the audit.
+      key: makes the new keys.
+      draws: (steps, draw) each.
+      look: the attacker's look at each update, or at the movement of a run. The results are stacked
+        along a new axis of length steps, or 1.
     """
-    dataset = game.dataset
-    canary = jax.tree.map(lambda x: x[-1:], dataset)
 
     def step(
         carry: tuple[PyTree, PyTree], draw: DrawnBatches
     ) -> tuple[tuple[PyTree, PyTree], jax.Array | None]:
         params, opt_state = carry
         points = gradient_points(opt_state, params)
-        batch = jax.tree.map(lambda x: x[draw[0]], dataset)
+        batch = jax.tree.map(lambda x: x[draw[0]], game.dataset)
         grads = game.grad_fn(points, batch, draw[1])
         updates, opt_state = game.transform.update(grads, opt_state, params)
-        seen = None
-        if threat_model == "white-box":
-            seen = game.observe(updates, _added(game, points, canary))
+        seen = look(updates, points) if threat_model == "white-box" else None
         return (optax.apply_updates(params, updates), opt_state), seen
 
     start = game.params, _with_fresh_keys(begun, key)
-    (params, opt_state), seen = jax.lax.scan(step, start, (indices, masks))
+    (params, opt_state), seen = jax.lax.scan(step, start, draws)
     if threat_model == "last-iterate":
-        points = gradient_points(start[1], game.params)
         moved = jax.tree.map(jnp.subtract, params, game.params)
-        seen = game.observe(moved, _added(game, points, canary))[None]
+        seen = look(moved, gradient_points(start[1], game.params))[None]
     return seen, opt_state
 
 
@@ -118,10 +116,15 @@ class Runs:
             draws: DrawnBatches | None,
         ) -> tuple[jax.Array, jax.Array]:
             of_data = dataclasses.replace(game, dataset=dataset)
+            canary = jax.tree.map(lambda x: x[-1:], dataset)
             noise, sampling = jax.random.split(key)
             if draws is None:
                 draws = _some_draws(of_data, sampling, included)
-            seen, opt_state = _run(of_data, begun, threat_model, noise, *draws)
+
+            def look(update: PyTree, points: GradientPoints) -> jax.Array:
+                return game.observe(update, _added(game, points, canary))
+
+            seen, opt_state = _run(of_data, begun, threat_model, noise, draws, look)
             return seen, _releases(opt_state)
 
         self._run = jax.jit(jax.vmap(run, in_axes=(None, None, 0, None, 0)))
@@ -172,40 +175,27 @@ def one_run(
 ) -> tuple[np.ndarray, PyTree]:
     """Returns the canaries' scores in one run and the final state."""
     first = game.rows - len(included)
-    kept = jnp.concatenate([jnp.ones(first, bool), included])
+    kept = np.concatenate([np.ones(first, bool), included])
     samples = [game.sampler.sample(step) for step in range(game.steps)]
+    indices = np.array([x.indices for x in samples], np.int32)
+    masks = np.array([x.mask for x in samples]) & kept[indices]
 
-    def project(update: PyTree, points: GradientPoints, dataset: PyTree) -> jax.Array:
-        def score(canary: PyTree) -> jax.Array:
-            alone = jax.tree.map(lambda x: x[None], canary)
-            return jnp.sum(leaf_projections(update, _added(game, points, alone)))
-
-        canaries = jax.tree.map(lambda x: x[first:], dataset)
-        return jax.lax.map(score, canaries, batch_size=64)
-
-    # The data are an argument here as well.
     @jax.jit
-    def step(
-        params: PyTree,
-        opt_state: PyTree,
-        dataset: PyTree,
-        kept: jax.Array,
-        indices: jax.Array,
-        mask: jax.Array,
-    ) -> tuple[PyTree, PyTree, jax.Array | float]:
-        points = gradient_points(opt_state, params)
-        batch = jax.tree.map(lambda x: x[indices], dataset)
-        grads = game.grad_fn(points, batch, mask & kept[indices])
-        updates, opt_state = game.transform.update(grads, opt_state, params)
-        seen = project(updates, points, dataset) if threat_model == "white-box" else 0.0
-        return optax.apply_updates(params, updates), opt_state, seen
+    def run(
+        dataset: PyTree, begun: PyTree, key: jax.Array, draws: DrawnBatches
+    ) -> tuple[jax.Array, PyTree]:
+        canaries = jax.tree.map(lambda x: x[first:], dataset)
 
-    params, opt_state = game.params, _with_fresh_keys(game.transform.init(game.params), key)
-    points, total = gradient_points(opt_state, params), 0.0
-    for indices, mask in samples:
-        params, opt_state, seen = step(params, opt_state, game.dataset, kept, indices, mask)
-        total += seen
-    if threat_model == "last-iterate":
-        moved = jax.tree.map(jnp.subtract, params, game.params)
-        total = jax.jit(project)(moved, points, game.dataset)
-    return np.asarray(total), opt_state
+        def look(update: PyTree, points: GradientPoints) -> jax.Array:
+            def score(canary: PyTree) -> jax.Array:
+                alone = jax.tree.map(lambda x: x[None], canary)
+                return jnp.sum(leaf_projections(update, _added(game, points, alone)))
+
+            return jax.lax.map(score, canaries, batch_size=64)
+
+        of_data = dataclasses.replace(game, dataset=dataset)
+        return _run(of_data, begun, threat_model, key, draws, look)
+
+    begun = game.transform.init(game.params)
+    seen, opt_state = run(game.dataset, begun, key, (indices, masks))
+    return np.asarray(seen, np.float64).sum(axis=0), opt_state

@@ -16,32 +16,22 @@ Systems", 2024, for buffered Toeplitz matrices; Kalinin et al., "Back to Square 
 strategies with a banded inverse, whose noise needs no memory.
 """
 
-from typing import TYPE_CHECKING
+from dpoptax.matrix._inverse_strategies import BandedInverseToeplitz, banded_inverse_square_root
+from dpoptax.matrix._participation import Participation, Strategy
+from dpoptax.matrix._strategies import (
+    BandedToeplitz,
+    BufferedToeplitz,
+    optimal_banded_toeplitz,
+    optimal_buffered_toeplitz,
+)
+from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
-if TYPE_CHECKING:
-    from dpoptax.matrix._inverse_strategies import BandedInverseToeplitz as BandedInverseToeplitz
-    from dpoptax.matrix._inverse_strategies import (
-        banded_inverse_square_root as banded_inverse_square_root,
-    )
-    from dpoptax.matrix._participation import Participation as Participation
-    from dpoptax.matrix._participation import Strategy as Strategy
-    from dpoptax.matrix._strategies import BandedToeplitz as BandedToeplitz
-    from dpoptax.matrix._strategies import BufferedToeplitz as BufferedToeplitz
-    from dpoptax.matrix._strategies import optimal_banded_toeplitz as optimal_banded_toeplitz
-    from dpoptax.matrix._strategies import optimal_buffered_toeplitz as optimal_buffered_toeplitz
-    from dpoptax.sampling._cyclic import CyclicPoissonSampler as CyclicPoissonSampler
-else:
-    from dpoptax._support.lazy import lazy_names
+__all__ = [
+    "BandedInverseToeplitz", "BandedToeplitz", "BufferedToeplitz", "CyclicPoissonSampler",
+    "Participation", "Strategy", "banded_inverse_square_root", "optimal_banded_toeplitz",
+    "optimal_buffered_toeplitz",
+]  # fmt: skip
 
-    _FILES = {
-        "._inverse_strategies": ("BandedInverseToeplitz", "banded_inverse_square_root"),
-        "._participation": ("Participation", "Strategy"),
-        "._strategies": (
-            "BandedToeplitz",
-            "BufferedToeplitz",
-            "optimal_banded_toeplitz",
-            "optimal_buffered_toeplitz",
-        ),
-        "dpoptax.sampling._cyclic": ("CyclicPoissonSampler",),
-    }
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from dpoptax import _pricing
 from dpoptax._pricing import participation_chains
 from dpoptax.sampling._base import Sampler
 from dpoptax.sampling._chain_sampler import ChainSampler
@@ -86,12 +87,8 @@ class Participation:
 
     def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
-        if (
-            strategy.bands == 1
-            or self._amplified
-            or self._fixed
-            or isinstance(sampler, ChainSampler)
-        ):
+        fixed = _takes_turns(sampler) and sampler.participation_probability == 1
+        if strategy.bands == 1 or self._amplified or fixed or isinstance(sampler, ChainSampler):
             return
         if _takes_turns(sampler):
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
@@ -110,11 +107,6 @@ class Participation:
     def _amplified(self) -> bool:
         bands, sampler = self.strategy.bands, self.sampler
         return _takes_turns(sampler) and bands is not None and bands <= sampler.cycle_length
-
-    @property
-    def _fixed(self) -> bool:
-        sampler = self.sampler
-        return _takes_turns(sampler) and sampler.participation_probability == 1
 
     @property
     def independent_steps(self) -> bool:
@@ -146,9 +138,7 @@ class Participation:
           ValueError: the column has other entries.
         """
         if isinstance(self.sampler, ChainSampler):
-            from dpoptax._pricing import custom_events
-
-            column = custom_events.shortest(self.strategy.column(steps).tolist())
+            column = _pricing.custom_events.shortest(self.strategy.column(steps).tolist())
             return participation_chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         entries = np.asarray(self.strategy.column(steps), np.float64)
         if np.any(entries < 0) or np.any(np.diff(entries) > 0):
@@ -164,24 +154,21 @@ class Participation:
         """Returns the event of `steps` sums with correlated noise."""
         import dp_accounting as dpa
 
-        from dpoptax._pricing import custom_events, events
-
         if self.strategy.bands == 1 or self._amplified:
             return self.sampler.dp_event(noise_multiplier, steps)
         if steps == 0:
             return dpa.NoOpDpEvent()
-        unamplified = events.noisy_sum_event(
-            noise_multiplier / self.sensitivity(steps), 1, lambda gaussian: gaussian
-        )
+        multiplier = noise_multiplier / self.sensitivity(steps)
+        unamplified = _pricing.events.noisy_sum_event(multiplier, 1)
         if not isinstance(self.sampler, ChainSampler):
             return unamplified
         run: dict[str, Any] = {
-            "column": custom_events.shortest(self.strategy.column(steps).tolist()),
+            "column": _pricing.custom_events.shortest(self.strategy.column(steps).tolist()),
             "chain": self.sampler.chain,
             "overflow": self.sampler.full_probability,
         }
-        amplified = custom_events.banded_allocation_event(noise_multiplier, steps, **run)
-        return custom_events.participation_event(
+        amplified = _pricing.custom_events.banded_allocation_event(noise_multiplier, steps, **run)
+        return _pricing.custom_events.participation_event(
             noise_multiplier, steps, **run, bound=amplified or unamplified
         )
 

@@ -1,6 +1,5 @@
 """Batches of a plan: rows of checked data, gathered one step ahead."""
 
-import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -87,26 +86,6 @@ def check_rows(
                 f"`{name}` must have {size:,} rows, one for each {row}, got {len(column):,}. "
                 f"{remedy}"
             )
-
-
-def example_loader(
-    data: PyTree,
-    sampler: "Sampler",
-    users: "UserTable | None",
-    sharding: NamedSharding | None = None,
-) -> Callable[[int], Batch]:
-    """Returns a function that draws and gathers the batch of a step.
-
-    Raises:
-      TypeError, ValueError: as for `check_rows`.
-    """
-    check_rows(data, sampler, users)
-    rows_of = functools.partial(_rows, data)
-
-    def load(step: int) -> Batch:
-        return Batch(step, *read_batch(rows_of, draw(sampler, users, step), sharding))
-
-    return load
 
 
 def draw(sampler: "Sampler", users: "UserTable | None", step: int) -> Drawn:
@@ -202,7 +181,7 @@ def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
             pool.shutdown()
 
 
-def _rows(data: PyTree, indices: np.ndarray) -> PyTree:
+def gather(data: PyTree, indices: np.ndarray) -> PyTree:
     """Gathers rows; a memory-mapped column is read from its file."""
 
     def rows(column: jax.Array | np.ndarray) -> jax.Array | np.ndarray:

@@ -75,7 +75,8 @@ class RunIdentity:
         Raises:
           OtherRunError: a value has changed.
         """
-        old = record["values"]
+        old, changes = record["values"], self._changes(record)
+        also = f" These values also changed: {changes}." if changes else ""
         missing = [] if part else [name for name in old if name not in self.values]
         for name in (*missing, *self.values):
             before, now = old.get(name), self.values.get(name)
@@ -85,7 +86,7 @@ class RunIdentity:
             shown, got = ("the same", "another") if hidden else (f"{before!r},", repr(now))
             raise OtherRunError(
                 f"{name} must be {shown} as in {begun}, got {got}. The noise of a step "
-                f"belongs to one sampler, one program and one data set.{self._also(record)} "
+                f"belongs to one sampler, one program and one data set.{also} "
                 "Restore it to continue that run, or use another folder for a new run and account "
                 "for both."
             )
@@ -107,10 +108,6 @@ class RunIdentity:
         """Raises on all hosts unless all have this identity, each record, and the other values."""
         every = {"The training examples in their order": Hidden(rows_digest(data))}
         check_same_on_hosts({**self.values, **self.rounding, **every, **others})
-
-    def _also(self, record: Values) -> str:
-        changes = self._changes(record)
-        return f" These values also changed: {changes}." if changes else ""
 
     def _changes(self, record: Values) -> str:
         old = record["rounding"]

@@ -1,6 +1,7 @@
 """A run: one use of a plan, with its own noise key and batches."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpoptax import runs
 from dpoptax._pricing.privacy_event import PrivacyEvent, composed
 from dpoptax._random.keys import (
     Generator,
@@ -25,8 +27,7 @@ from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax._support.hosts import check_same_on_hosts, shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import guarantee
-from dpoptax.runs import _identity as identity
-from dpoptax.runs._batches import Batch, example_loader, read_ahead
+from dpoptax.runs._batches import Batch, check_rows, draw, gather, read_ahead, read_batch
 from dpoptax.sampling._base import SEED_BYTES, Sampler
 
 if TYPE_CHECKING:
@@ -196,7 +197,13 @@ class PrivateRun:
         ...
         ValueError: All 2 batches of the run were handed out. ...
         """
-        load = example_loader(data, self._sampler, users, sharding)
+        check_rows(data, self._sampler, users)
+        rows_of = functools.partial(gather, data)
+
+        def load(step: int) -> Batch:
+            drawn = draw(self._sampler, users, step)
+            return Batch(step, *read_batch(rows_of, drawn, sharding))
+
         if sharding is not None and not sharding.is_fully_addressable:
             self._check_same_on_hosts(data, users)
         return self._handed_out(load)
@@ -237,9 +244,9 @@ class PrivateRun:
         check_same_on_hosts(
             {
                 "The step of the run": self.step,
-                **identity.draws_of(self._sampler, users),
-                **identity.noise_of(self.plan, self._key),
-                **identity.data_of(data),
+                **runs.draws_of(self._sampler, users),
+                **runs.noise_of(self.plan, self._key),
+                **runs.data_of(data),
             }
         )
 

@@ -3,11 +3,11 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from dpoptax._pricing.checks import integer
+from dpoptax import _pricing
 from dpoptax._pricing.participation_chains import AllocationChain
 from dpoptax.sampling._base import Sample, checked_step
 from dpoptax.sampling._chain_sampler import ChainSampler
@@ -57,10 +57,8 @@ class RandomAllocationSampler(ChainSampler):
     participations: int = 1
     max_batch_size: int | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        times = integer("participations", self.participations, 1, "1 is once an epoch")
-        object.__setattr__(self, "participations", times)
+    _described = ("overflow_probability", "participations", "period")
+    _counts: ClassVar = {"participations": "1 is once an epoch"}
 
     @property
     def period(self) -> int:
@@ -125,18 +123,8 @@ class RandomAllocationSampler(ChainSampler):
         drawn = groups.get(self.participations, np.zeros(0, np.int64))
         return self._pad(drawn, self._draws(step))
 
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with k and T."""
-        return {
-            **super().describe(),
-            "participations": self.participations,
-            "period": self.period,
-        }
-
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import custom_events
-
-        return custom_events.allocation_event(
+        return _pricing.custom_events.allocation_event(
             noise_multiplier,
             steps,
             period=self.period,

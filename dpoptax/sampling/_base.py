@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
+from dpoptax import _pricing
 from dpoptax._pricing.checks import Unit, integer, seed_integer
 from dpoptax.sampling._draws import OVERFLOW_PROBABILITY, Draws, Pcg64, largest_draw
 
@@ -70,6 +71,10 @@ class Sampler(abc.ABC):
     owners: str | None = field(default=None, repr=False)  # computed from private data
 
     neighboring_relation: ClassVar[str]
+    _described: ClassVar[tuple[str, ...]] = ()
+    """The further numbers of `describe`."""
+    _counts: ClassVar[dict[str, str]] = {}
+    """Further fields that are integers of at least 1, each with the remedy of its error."""
     # What states the law of the draws: a class that draws in its own way defines one of each.
     _stated_by: ClassVar[tuple[tuple[str, ...], ...]] = (("dp_event",),)
 
@@ -92,14 +97,15 @@ class Sampler(abc.ABC):
             raise ValueError(f"`unit` must be one of {get_args(Unit)}, got {self.unit!r}.")
         if self.owners is not None and self.unit != "user":
             raise ValueError(f"`unit` must be 'user' with `owners`, got {self.unit!r}.")
-        limits = {
-            "dataset_size": (1, "count the training records, or users"),
-            "batch_size": (1, "choose between 1 and dataset_size"),
-            "multiple_of": (1, "give the microbatch size, or 1"),
+        counts = {
+            "dataset_size": "count the training records, or users",
+            "batch_size": "choose between 1 and dataset_size",
+            "multiple_of": "give the microbatch size, or 1",
+            **self._counts,
         }
-        for name, (minimum, remedy) in limits.items():
+        for name, remedy in counts.items():
             # NumPy integers become Python integers, for hashing, equality and JSON.
-            object.__setattr__(self, name, integer(name, getattr(self, name), minimum, remedy))
+            object.__setattr__(self, name, integer(name, getattr(self, name), 1, remedy))
         object.__setattr__(self, "seed", _checked_seed(self.seed))
         if self.batch_size > self.dataset_size:
             raise ValueError(
@@ -171,6 +177,7 @@ class Sampler(abc.ABC):
             "batch_size": self.batch_size,
             "sampling_probability": self.sampling_probability,
             "padded_size": self.padded_size,
+            **{name: getattr(self, name) for name in self._described},
         }
 
     def _padded(self, length: int) -> int:
@@ -242,6 +249,7 @@ class CutSampler(Sampler):
 
     max_batch_size: int | None = None  # a class that offers the option makes it a field
     _overflow: ClassVar[float] = OVERFLOW_PROBABILITY
+    _described: ClassVar[tuple[str, ...]] = ("overflow_probability",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -297,10 +305,4 @@ class CutSampler(Sampler):
         return 0.0 if self._largest >= self._rates[0] else self._at_least(self._largest)
 
     def _at_least(self, number: int) -> float:
-        from dpoptax._pricing import events  # drawing does not need it
-
-        return events.full_probability(*self._rates, number)
-
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with the probability of a cut per step."""
-        return {**super().describe(), "overflow_probability": self.overflow_probability}
+        return _pricing.events.full_probability(*self._rates, number)

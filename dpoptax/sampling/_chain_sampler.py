@@ -3,6 +3,7 @@
 import abc
 from typing import TYPE_CHECKING, ClassVar
 
+from dpoptax import _pricing
 from dpoptax._pricing.participation_chains import Chain
 from dpoptax.sampling._base import CutSampler
 from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY
@@ -33,9 +34,7 @@ class ChainSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of the first `steps` noisy sums, with cuts of batches."""
-        from dpoptax._pricing import custom_events
-
-        return custom_events.participation_event(
+        return _pricing.custom_events.participation_event(
             noise_multiplier,
             steps,
             column=(1.0,),

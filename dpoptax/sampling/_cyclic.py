@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dpoptax._pricing.checks import integer
+from dpoptax import _pricing
 from dpoptax.sampling._base import CutSampler, Sample, checked_step
 
 if TYPE_CHECKING:
@@ -45,14 +45,15 @@ class CyclicPoissonSampler(CutSampler):
 
     neighboring_relation: ClassVar[str] = "replace-special"
 
+    _described = ("overflow_probability", "cycle_length", "participation_probability")
+    _counts: ClassVar = {"cycle_length": "1 is Poisson sampling"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        length = integer("cycle_length", self.cycle_length, 1, "1 is Poisson sampling")
-        object.__setattr__(self, "cycle_length", length)
         if self.batch_size > self.group_size:
             raise ValueError(
                 f"`batch_size` must be at most the {self.group_size} records of a group, got "
-                f"{self.batch_size}. Lower it, or lower cycle_length={length}."
+                f"{self.batch_size}. Lower it, or lower cycle_length={self.cycle_length}."
             )
 
     @property
@@ -86,20 +87,10 @@ class CyclicPoissonSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of ⌈steps/cycle_length⌉ independent noisy sums over one group."""
-        from dpoptax._pricing import events
-
-        return events.truncated_poisson_event(
+        return _pricing.events.truncated_poisson_event(
             noise_multiplier,
             math.ceil(steps / self.cycle_length),
             size=self.group_size,
             probability=self.participation_probability,
             cut_to=self._largest,
         )
-
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with the cycle and the probability B/g."""
-        return {
-            **super().describe(),
-            "cycle_length": self.cycle_length,
-            "participation_probability": self.participation_probability,
-        }

@@ -3,9 +3,16 @@
 import bisect
 import functools
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from dpoptax._random.shake256 import Shake256
+
+Draws: TypeAlias = "Pcg64 | Shake256"
+"""Draws of a sampler's seed and a key."""
 
 # By default one Poisson draw in 10^12 exceeds its padding. At a batch size of 64, this takes 15 %
 # more padding than one in 10^9. Accountants price the cut at any probability.
@@ -24,22 +31,6 @@ def largest_draw(size: int, probability: float, chance: float = OVERFLOW_PROBABI
     return mean + bisect.bisect_left(
         above, True, key=lambda count: special.bdtrc(count, size, probability) <= chance
     )
-
-
-class Draws(Protocol):
-    """Draws of a sampler's seed and a key."""
-
-    def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
-        """Returns a Poisson sample of range(size), cut at random to `at_most` entries."""
-
-    def subset(self, size: int, count: int) -> np.ndarray:
-        """Returns a uniformly random subset of range(size) with `count` entries."""
-
-    def permutation(self, size: int) -> np.ndarray:
-        """Returns a uniformly random permutation of range(size)."""
-
-    def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """Returns the entries at `places` of a random permutation of range(size)."""
 
 
 class Pcg64:
@@ -69,47 +60,37 @@ class Pcg64:
         return permuted(places, size, self._rng)
 
 
-def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the entries of a keyed pseudorandom permutation of range(size).
+def permuted(
+    places: np.ndarray, size: ArrayLike, rng: np.random.Generator, label: ArrayLike = 0
+) -> np.ndarray:
+    """Returns the entries at `places` of keyed pseudorandom permutations of range(size).
 
     A Feistel network permutes the cells (left, right) of a grid with at least `size` cells: each
     round adds a hash of one half to the other, which is invertible. Cells outside the range pass
     through the network again until they are inside (cycle walking).
+
+    Args:
+      places: (places,).
+      size: the size of the permutation, or (places,) if several are used.
+      rng: draws the key.
+      label: identifies the permutation, or (places,).
     """
-    rows = math.isqrt(size - 1) + 1
-    columns = -(-size // rows)
+    sizes, labels = (np.broadcast_to(np.asarray(x, np.uint64), places.shape) for x in (size, label))
+    rows = np.sqrt(np.maximum(sizes, 1) - 1.0).astype(np.uint64) + np.uint64(1)
+    columns = (sizes + rows - np.uint64(1)) // rows
     keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)
-    result = positions.astype(np.uint64)
-    outside = np.ones(len(result), bool)
-    while outside.any():
-        left, right = np.divmod(result[outside], np.uint64(columns))
-        for key in keys.reshape(-1, 2):
-            left = (left + _hash(right, key[0])) % np.uint64(rows)
-            right = (right + _hash(left, key[1])) % np.uint64(columns)
-        result[outside] = left * np.uint64(columns) + right
-        outside = result >= size
-    return result.astype(np.int64)
-
-
-def permuted_within(
-    places: np.ndarray, sizes: np.ndarray, labels: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """Applies `permuted` to places in groups, with the group's label as a key."""
-    rows = np.sqrt(np.maximum(sizes - 1, 0)).astype(np.uint64) + np.uint64(1)
-    columns = (sizes.astype(np.uint64) + rows - np.uint64(1)) // rows
-    keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)
-    apart = _hash(labels.astype(np.uint64), rng.integers(0, 2**64, dtype=np.uint64))
+    apart = _hash(labels, rng.integers(0, 2**64, dtype=np.uint64))
     result = places.astype(np.uint64)
     outside = np.arange(len(result))
     while len(outside):
-        # `_hash` has 32 bits; shifted, the group's label changes the upper half of the round keys.
+        # `_hash` has 32 bits; shifted, the label changes the upper half of the round keys.
         wide, high, key = columns[outside], rows[outside], apart[outside] << np.uint64(32)
         left, right = np.divmod(result[outside], wide)
         for first, second in keys.reshape(-1, 2):
             left = (left + _hash(right, first + key)) % high
             right = (right + _hash(left, second + key)) % wide
         result[outside] = left * wide + right
-        outside = outside[result[outside] >= sizes[outside].astype(np.uint64)]
+        outside = outside[result[outside] >= sizes[outside]]
     return result.astype(np.int64)
 
 

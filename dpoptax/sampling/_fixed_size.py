@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from dpoptax import _pricing
 from dpoptax.sampling._base import Sample, Sampler, checked_step
 
 if TYPE_CHECKING:
@@ -40,13 +41,11 @@ class FixedSizeSampler(Sampler):
         """Returns the event of `steps` noisy sums over samples without replacement."""
         import dp_accounting as dpa
 
-        from dpoptax._pricing import events
+        if self.batch_size == self.dataset_size:
+            return _pricing.events.noisy_sum_event(noise_multiplier, steps)
 
         def sampled(gaussian: "dpa.DpEvent") -> "dpa.DpEvent":
-            if self.batch_size == self.dataset_size:
-                return gaussian
-            return dpa.SampledWithoutReplacementDpEvent(
-                source_dataset_size=self.dataset_size, sample_size=self.batch_size, event=gaussian
-            )
+            sizes = {"source_dataset_size": self.dataset_size, "sample_size": self.batch_size}
+            return dpa.SampledWithoutReplacementDpEvent(event=gaussian, **sizes)
 
-        return events.noisy_sum_event(noise_multiplier, steps, sampled)
+        return _pricing.events.noisy_sum_event(noise_multiplier, steps, sampled)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from dpoptax import _pricing
 from dpoptax._pricing.checks import integer, number
 from dpoptax.sampling._base import CutSampler, Sample, checked_step
 from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY
@@ -49,6 +50,7 @@ class GroupedPoissonSampler(CutSampler):
 
     neighboring_relation: ClassVar[str] = "add-or-remove-one"
     _overflow = RARE_OVERFLOW_PROBABILITY
+    _described = ("overflow_probability", "group_sizes", "probabilities")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,15 +99,5 @@ class GroupedPoissonSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of `steps` noisy sums with the largest probability."""
-        from dpoptax._pricing import custom_events, events
-
-        event = events.poisson_event(noise_multiplier, max(self.probabilities), steps)
-        return custom_events.cut_event(event, steps * self.full_probability)
-
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with groups and their probabilities."""
-        return {
-            **super().describe(),
-            "group_sizes": list(self.group_sizes),
-            "probabilities": list(self.probabilities),
-        }
+        event = _pricing.events.poisson_event(noise_multiplier, max(self.probabilities), steps)
+        return _pricing.custom_events.cut_event(event, steps * self.full_probability)

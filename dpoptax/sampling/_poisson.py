@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from dpoptax import _pricing
 from dpoptax.sampling._base import CutSampler, Sample, checked_step
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
-
-# dp_accounting and SciPy's distributions take long to import, and drawing does not need them. They
-# are imported when a sampler is priced.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +47,7 @@ class PoissonSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of `steps` noisy sums over (truncated) Poisson samples."""
-        from dpoptax._pricing import events
-
-        return events.truncated_poisson_event(
+        return _pricing.events.truncated_poisson_event(
             noise_multiplier,
             steps,
             size=self.dataset_size,

@@ -2,15 +2,15 @@
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpoptax._pricing.checks import integer
+from dpoptax import _pricing
 from dpoptax._pricing.participation_chains import SeparatedChain
 from dpoptax.sampling._base import Sample, checked_step
 from dpoptax.sampling._chain_sampler import ChainSampler
-from dpoptax.sampling._draws import permuted_within
+from dpoptax.sampling._draws import permuted
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -60,20 +60,21 @@ class MinSeparationSampler(ChainSampler):
     separation: int = 1
     max_batch_size: int | None = None
 
+    _described = ("overflow_probability", "separation", "participation_probability")
+    _counts: ClassVar = {"separation": "1 is Poisson sampling"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        separation = integer("separation", self.separation, 1, "1 is Poisson sampling")
-        object.__setattr__(self, "separation", separation)
         if isinstance(self.seed, bytes):
             raise ValueError(
                 "`seed` must be an integer: minimum separation is drawn by NumPy's PCG64. Take one "
                 "from secrets.randbits(128)."
             )
-        if separation * self.batch_size > self.dataset_size:
+        if self.separation * self.batch_size > self.dataset_size:
             raise ValueError(
                 "`separation` times `batch_size` must be at most `dataset_size`, "
-                f"{self.dataset_size}, got {separation} times {self.batch_size}. Records that rest "
-                "for separation − 1 steps cannot fill the batches."
+                f"{self.dataset_size}, got {self.separation} times {self.batch_size}. Records that "
+                "rest for separation − 1 steps cannot fill the batches."
             )
 
     @property
@@ -121,27 +122,16 @@ class MinSeparationSampler(ChainSampler):
                 last = which
             before = np.cumsum(lengths, axis=2) - lengths
             place = place + before[first, last, middle]
-            place = permuted_within(
-                place, whole[first, last], first * len(whole) + last, self._pcg64(1, index, level)
+            place = permuted(
+                place, whole[first, last], self._pcg64(1, index, level), first * len(whole) + last
             )
         before = (np.cumsum(whole) - whole.ravel()).reshape(whole.shape)
         place = place + before[first, last]
-        everyone = np.full(len(place), self.dataset_size)
-        drawn = permuted_within(place, everyone, np.zeros_like(place), self._pcg64(2, 0, 0))
+        drawn = permuted(place, self.dataset_size, self._pcg64(2, 0, 0))
         return self._pad(drawn, self._draws(step))
 
-    def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values, with b and p."""
-        return {
-            **super().describe(),
-            "separation": self.separation,
-            "participation_probability": self.participation_probability,
-        }
-
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._pricing import custom_events
-
-        return custom_events.separated_event(
+        return _pricing.custom_events.separated_event(
             noise_multiplier,
             steps,
             probability=self.participation_probability,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from dpoptax import _pricing
 from dpoptax._random.keys import check_key, words_of
 from dpoptax._release.ledger import check_mechanism
 from dpoptax._support.fingerprints import key_fingerprint
@@ -96,9 +97,6 @@ def select_rows(
 
 def event_of_release(noise_multiplier: float, key: jax.Array) -> "PrivacyEvent":
     """Returns the event of one release of all data, with the noise of a key."""
-    # Imported here because it imports dp_accounting, which `selected_grad` does not need.
-    from dpoptax._pricing.events import noisy_sum_event
-    from dpoptax._pricing.privacy_event import PrivacyEvent
-
-    event = noisy_sum_event(noise_multiplier, 1, lambda gaussian: gaussian)
-    return PrivacyEvent(event, keys=frozenset([key_fingerprint(words_of(key))]))
+    event = _pricing.events.noisy_sum_event(noise_multiplier, 1)
+    keys = frozenset([key_fingerprint(words_of(key))])
+    return _pricing.privacy_event.PrivacyEvent(event, keys=keys)

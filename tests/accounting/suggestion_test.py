@@ -72,12 +72,6 @@ def test_chooses_least_noise_if_budget_is_small():
     assert f"by at most {math.ceil(1000 * gain) / 10:g} %" in str(small)
 
 
-@pytest.mark.slow
-def test_writes_figure(suggestion, tmp_path):
-    suggestion.plot(tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -108,13 +102,11 @@ def test_command_suggests_with_and_without_config(capsys, tmp_path):
         "def get_configs():\n"
         "    return {'run': RUN}\n"
     )
-    figure = tmp_path / "curve.png"
-    of_config = chosen(capsys, str(path), "--suggest", "--figure", str(figure))
+    of_config = chosen(capsys, str(path), "--suggest")
     numbers = ["--dataset-size", "1438", "--epsilon", "2", "--delta", "1e-5"]
     assert chosen(capsys, "--suggest", *numbers, "--examples", "32000") == of_config
     tokens = ["--flops", f"{32000 * 6 * 1e6 * 10}", "--params", "1e6", "--tokens", "10"]
     assert chosen(capsys, "--suggest", *numbers, *tokens) == of_config
-    assert figure.exists()
     # About 12 operations for each of 650 parameters and each example: see planning_test.
     traced = ["--flops", f"{32000 * 650 * 12}"]
     assert chosen(capsys, str(path), "--suggest", *traced).split()[1] in ("32", "64", "128")

@@ -294,9 +294,9 @@ def test_only_exact_claims_have_a_family(sampler, bands, exact):
         tx, games.CLIP, games.PARAMS, sampler, steps=4, background=others
     )
     state = _claim.state_after(game, np.array([[4, 0]]))
-    claim = _claim.Claim.of(game.sampler, lambda: state, 1e-2, None)
-    assert (claim.family is not None) == exact
-    assert claim.trade_off is not None
+    claim = _claim.claim_of(game.sampler, lambda: state, 1e-2, None)
+    assert (claim["family"] is not None) == exact
+    assert claim["claimed"] is not None
 
 
 def test_family_bounds_need_claim_with_a_family(full_batch_audit):

@@ -20,6 +20,7 @@ from dpoptax._pricing.custom_events import (
     RandomAllocationDpEvent,
     allocation_event,
     banded_allocation_event,
+    cut_event,
 )
 from dpoptax._pricing.participation_chains import AllocationChain, SeparatedChain
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
@@ -338,7 +339,7 @@ class TestPrice:
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     def test_overflow_of_batches_is_subtracted_from_delta(self, accountant):
         def event(overflow):
-            return RandomAllocationDpEvent(4.0, 20, 20, overflow)
+            return cut_event(RandomAllocationDpEvent(4.0, 20, 20), overflow)
 
         free, paid = price(event(0.0), accountant), price(event(1e-7), accountant)
         assert paid == event_epsilon(
@@ -380,7 +381,7 @@ class TestPrice:
             with pytest.raises(ValueError, match="does not support the event RandomAllocation"):
                 price(event, accountant, "replace-one")
         relation = dpa.NeighboringRelation.REPLACE_SPECIAL
-        cut = RandomAllocationDpEvent(1.0, 20, 20, 1e-9)
+        cut = cut_event(event, 1e-9)
         with pytest.raises(ValueError, match="does not support the event"):
             accountants._pld_epsilon(((cut, 1),), DELTA, relation, 1e-4)
 
@@ -405,7 +406,7 @@ class TestLedger:
         with pytest.warns(UserWarning, match="not below 1/N"):
             spent = accounting.guarantee(released(self.noises()[:1], [3]), sampler).epsilon(0.02)
         event = sampler.dp_event(2.0, 3)
-        assert (event.bound.period, event.steps) == (10, 3)
+        assert (event.bound.event.period, event.steps) == (10, 3)
         assert spent == planned_epsilon(noise_multiplier=2.0, steps=3, sampler=sampler, delta=0.02)
 
     def test_refuses_stages_with_different_numbers_of_releases(self):
@@ -529,8 +530,9 @@ class TestBandedNoise:
         sampler = RandomAllocationSampler(1300, 100, seed=0)
         made = strategy.under(sampler).dp_event(1.0, 30)
         assert made.bound.count == 3
-        assert made.bound.event.edge_multiplier < made.bound.event.noise_multiplier
-        assert strategy.under(sampler).dp_event(1.0, 13).bound.event.edge_multiplier is None
+        sums = made.bound.event.event
+        assert sums.edge_multiplier < sums.noise_multiplier
+        assert strategy.under(sampler).dp_event(1.0, 13).bound.event.event.edge_multiplier is None
         relation = {"neighboring_relation": "replace-special"}
         rdp = event_epsilon(made.bound, DELTA, **relation, accountant="rdp")
         pld = event_epsilon(made.bound, DELTA, **relation)

@@ -21,7 +21,7 @@ SUBMODULES = (
     "users",
 )
 PACKAGES = (
-    "dpoptax", "dpoptax.accounting", "dpoptax.filters", "dpoptax.matrix", "dpoptax.sampling",
+    "dpoptax", "dpoptax.accounting", "dpoptax.filters", "dpoptax.sampling",
 )  # fmt: skip
 # Each takes longer to import than the package, or is an optional dependency.
 FIRST_WHEN_NEEDED = {
@@ -209,7 +209,6 @@ def test_missing_extra_is_reported():
     uses = {
         "import dpoptax.auditing": "`dpoptax.auditing` needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
-        "dpoptax.accounting.PlanSuggestion.plot(None, 'x.png')": "`plot` needs matplotlib",
         "from dpoptax.training.cli.main import main; main(['plan', 'x.py'])": "line needs tyro",
         "from dpoptax.training import fit": "`dpoptax.training.fit` needs tqdm",
         "import dpoptax.integrations.tunix": "`dpoptax.integrations.tunix` needs etils",

@@ -335,11 +335,15 @@ def test_refuses_records_without_one_owner(owners, error, message):
 
 def test_refuses_sampler_of_records():
     table = UserTable(OWNERS, 2, seed=0)
-    with pytest.raises(ValueError, match="must be the 4 users of the table, got 19"):
+    with pytest.raises(
+        ValueError, match="must draw the 4 users of this table, got one of 19 examples"
+    ):
         table.sample(PoissonSampler(len(OWNERS), 3, seed=0), 0)
     with pytest.raises(TypeError, match=r"got 0. Call table.sample\(sampler, step\)"):
         table.sample(0, PoissonSampler(4, 3, seed=0))
-    with pytest.raises(ValueError, match="`sampler.unit` must be 'user', got 'example'"):
+    with pytest.raises(
+        ValueError, match="must draw the 4 users of this table, got one of 4 examples"
+    ):
         table.sample(PoissonSampler(4, 3, seed=0), 0)
     with pytest.raises(
         ValueError, match="`records_per_user` must be an integer of at least 1, got 0"

@@ -180,8 +180,6 @@ def _suggest(paths: list[str], options: list[str]) -> int:
     )
     print(suggestion)
     print("This is for Poisson sampling. `dpoptax plan` says if balls_in_bins needs less noise.")
-    if given.figure is not None:
-        suggestion.plot(given.figure)
     return 0
 
 

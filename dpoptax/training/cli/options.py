@@ -155,8 +155,6 @@ class SuggestArguments:
     the operations of the config's traced step count."""
     tokens: float = 1
     """Number of tokens per example, for --params."""
-    figure: Path | None = None
-    """PNG file for a figure of the options."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
