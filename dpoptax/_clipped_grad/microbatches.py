@@ -13,7 +13,7 @@ from optax import microbatching
 
 from dpoptax._clipped_grad.engine import Engine
 from dpoptax._losses.microbatch_rule import microbatch_rule
-from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_batch
+from dpoptax._losses.trace_loss import Examples, TracedLoss, absorb_tangent, trace_batch
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
@@ -83,7 +83,8 @@ class BatchSum:
         batch, ids = records
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         everything = Examples(batch, mask, whole, keys)
-        loss = trace_batch(self.loss_fn, points, everything, has_aux=self.has_aux)
+        loss_fn, points = absorb_tangent(self.loss_fn, points, has_aux=self.has_aux)
+        loss = trace_batch(loss_fn, points, everything, has_aux=self.has_aux)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys

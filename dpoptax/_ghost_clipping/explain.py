@@ -15,12 +15,13 @@ from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.read_program import read_program
-from dpoptax._losses.trace_loss import TracedLoss, trace_loss
+from dpoptax._losses.trace_loss import TracedLoss, absorb_tangent, trace_loss
 from dpoptax._losses.zero_gradients import (
     describe_constant,
     describe_unused,
     find_zero_gradients,
 )
+from dpoptax._points.points import GradientPoints
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of
@@ -135,7 +136,7 @@ def explain(
         here.
       num_points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method
         depends on it.
-      tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
+      tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0, with one point.
       frozen: arrays that are not trained, or their shape structs. If given, the loss gets them as
         `frozen=`, as in `training.fit`.
 
@@ -146,7 +147,7 @@ def explain(
 
     Raises:
       TypeError: the loss is not a scalar, or a parameter is not a real float.
-      ValueError: `num_points` is below 1.
+      ValueError: `num_points` is below 1, or above 1 with a tangent.
 
     >>> import jax.numpy as jnp
     >>> loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
@@ -161,38 +162,29 @@ def explain(
     if num_points < 1:
         raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
 
-    def read(loss: Callable[..., PyTree]) -> Explanation:
-        traced = trace_loss(loss, params, example, key, has_aux=has_aux, has_tangent=tangent)
-        return _explain(traced, params, batch_size, num_points, tangent=tangent)
-
     found: list[Explanation] = []
-    # Frozen arrays are traced as an argument, like those of a jitted step.
-    jax.eval_shape(
-        lambda arrays: found.append(
-            read(loss_fn if arrays is None else functools.partial(loss_fn, frozen=arrays))
-        ),
-        frozen,
-    )
+
+    # Frozen arrays and the tangent are traced as arguments, like those of a jitted step.
+    def read(frozen: PyTree, direction: PyTree) -> None:
+        loss = loss_fn if frozen is None else functools.partial(loss_fn, frozen=frozen)
+        points = GradientPoints((params,) * num_points, (1.0,) * num_points, direction)
+        loss, _ = absorb_tangent(loss, points, has_aux=has_aux)
+        traced = trace_loss(loss, params, example, key, has_aux=has_aux)
+        found.append(_explain(traced, params, batch_size, num_points))
+
+    jax.eval_shape(read, frozen, params if tangent else None)
     zeros = _zero_gradients(loss_fn, params, example, key, has_aux, frozen)
     return _with_zeros(found[0], zeros)
 
 
-def _explain(
-    traced: TracedLoss,
-    params: PyTree,
-    batch_size: int,
-    num_points: int,
-    *,
-    tangent: bool,
-) -> Explanation:
+def _explain(traced: TracedLoss, params: PyTree, batch_size: int, num_points: int) -> Explanation:
     program = read_program(traced)
     size = microbatch_rule(traced, batch_size, device_of(None).platform)
-    plan = make_plan(program, size, num_points, has_tangent=tangent)
+    plan = make_plan(program, size, num_points)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    count = num_points + tangent
     rows = []
     for leaf, path in enumerate(paths):
-        row = _explain_parameter(program, plan, count, leaf, path)
+        row = _explain_parameter(program, plan, num_points, leaf, path)
         if leaf in program.unused:
             row = dataclasses.replace(row, rule="zero", vanishes=True)
         rows.append(row)

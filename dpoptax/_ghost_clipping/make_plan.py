@@ -49,19 +49,14 @@ class FactorSlice:
         return segment._replace(**{"rows" if self.acts_on_rows else "columns": part})
 
 
-def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool = False) -> Plan:
-    """Returns the plan for `examples` at `points` gradient points.
-
-    `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. It costs
-    as much as one more point. Gradients are then not pulled back, because the derivatives of the
-    fixed arrays along the tangent are not represented by factors.
-    """
+def make_plan(program: Program, examples: int, points: int) -> Plan:
+    """Returns the plan for `examples` at `points` gradient points."""
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
         planned = read_use(use)
         members = _read_concatenated(use) if planned is None else [planned]
-        if not members and not has_tangent:
+        if not members:
             members = _pull_back_use(program, use, points)
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
@@ -70,7 +65,7 @@ def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool
     joined = {}
     for leaf, members in leaf_uses.items():
         shape = tuple(program.parameters[leaf].shape)
-        found = _join_uses(members, (examples, points + has_tangent), shape)
+        found = _join_uses(members, (examples, points), shape)
         if found is None:
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:

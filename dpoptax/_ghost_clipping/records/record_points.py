@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex, run_block
@@ -54,8 +55,6 @@ class Records:
       points: the gradient points and their weights.
       leaves: the flattened parameters at each point.
       at_points: the arrays of each point.
-      tangent: the derivatives of the first point's arrays along the tangent; `None` unless a
-        Hessian-vector product is added, as for `disk(gamma=0)`.
       factor_dtype: the dtype to round factors to; `None` for no rounding.
       early: whether operands and cotangents are recorded in `factor_dtype`, and finite where
         necessary.
@@ -64,7 +63,6 @@ class Records:
     points: GradientPoints
     leaves: list[Arrays]
     at_points: list[PointRecord]
-    tangent: PointRecord | None
     factor_dtype: DTypeLike | None
     early: bool
 
@@ -106,19 +104,10 @@ def record_points(
     rounded numbers would be less exact.
     """
     leaves = [jax.tree.leaves(point) for point in points.points]
-    early = early and points.tangent is None
     recording = Recording(factor_dtype, *finite) if early else Recording()
 
-    run_at = functools.partial(
-        record_point, program, inputs=inputs, recording=recording, formed_uses=formed_uses
-    )
-    first, *others = leaves
-    if points.tangent is None:
-        at_first, tangent = run_at(first), None
-    else:
-        # Forward over reverse: the derivatives of operands, cotangents and gradients.
-        at_first, tangent = jax.jvp(run_at, (first,), (jax.tree.leaves(points.tangent),))
-    return Records(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype, early)
+    at_points = [record_point(program, each, inputs, recording, formed_uses) for each in leaves]
+    return Records(points, leaves, at_points, factor_dtype, early)
 
 
 def record_point(
@@ -198,15 +187,6 @@ _convert_zero.defvjp(
 )
 
 
-@jax.custom_vjp
-def _detach(x: jax.Array) -> jax.Array:
-    """Returns x without its cotangent. Forward derivatives of the whole pass keep its tangent."""
-    return x
-
-
-_detach.defvjp(lambda x: (x, None), lambda _, cotangent: (jnp.zeros_like(cotangent),))
-
-
 def _record(
     opaque: frozenset[int],
     recording: Recording,
@@ -223,7 +203,8 @@ def _record(
     if use.value.leaves & opaque:
         # Operand and cotangent give this part of the gradient, which must not be counted again.
         place = step.operands.index(use.value)
-        operands = [*operands[:place], _detach(operands[place]), *operands[place + 1 :]]
+        operands = list(operands)
+        operands[place] = lax.stop_gradient(operands[place])
     (output,) = bind(step.eqn, operands)
     finite = use.index in recording.finite_operands, use.index in recording.finite_cotangents
     record = recorded(operand, recording.type_of(operand), finite=finite[0])
@@ -239,13 +220,12 @@ def weighted_pairs(use: Use, records: Records, differences: bool) -> list[Weight
     point. Weights that are large and cancel then multiply small numbers.
     """
     pairs = pairs_by_point(use, records)
-    if len(pairs) == 1 and records.tangent is None:
+    if len(pairs) == 1:
         return pairs
-    # Several points, or a tangent.
-    weights, u = records.points.weights, use.index
+    weights = records.points.weights
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
-    if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
+    if not use.operand_varies or (differences and not lookup):
         total = weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
@@ -255,13 +235,6 @@ def weighted_pairs(use: Use, records: Records, differences: bool) -> list[Weight
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
-    if records.tangent is not None:
-        # By the product rule, the derivatives of cotangent and operand each add a product.
-        operand, cotangent, weight = pairs[0]
-        cotangent = materialize(weigh(cotangent, weight) + records.tangent.cotangents[u])
-        pairs[0] = (operand, cotangent, 1.0)
-        if use.operand_varies and not lookup:
-            pairs.append((records.tangent.operands[u], cotangents[0], 1.0))
     return pairs
 
 

@@ -60,7 +60,7 @@ class UseSegment(NamedTuple):
 def collect_gradients(
     plan: Plan, records: Records, groups: list[int], *, differences: bool
 ) -> ExampleGradients:
-    """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
+    """Returns the per-example gradients Σ_j w_j G_j.
 
     With `differences`, products at several points are written in terms of the first point's operand
     and differences from it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
@@ -71,7 +71,7 @@ def collect_gradients(
     """
     (first, *others), weights = records.at_points, records.points.weights
     gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
-    if others or records.tangent is not None or plan.formed_uses:
+    if others or plan.formed_uses:
         gradients = add_gradients(gradients, plan, records)
     formed, bundles = _bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.

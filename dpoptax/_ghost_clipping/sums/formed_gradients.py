@@ -38,8 +38,6 @@ def add_gradients(
     total = dict(first)
     further = zip(records.at_points[1:], records.points.weights[1:], strict=True)
     found = [(leaf, weigh(x, w)) for point, w in further for leaf, x in point.gradients.items()]
-    if records.tangent is not None:
-        found += records.tangent.gradients.items()
     for leaf, value in itertools.chain(found, _form_used_gradients(plan, records)):
         total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
     return total
@@ -115,23 +113,7 @@ def _pull_back(use: Use, records: Records) -> dict[int, jax.Array]:
     for j, (operand, cotangent, weight) in enumerate(pairs_by_point(use, records)):
         chosen = [records.leaves[j][leaf] for leaf in leaves]
         gradient = _form_use(use, [(operand, cotangent, 1.0)], dtype)
-        if j == 0 and records.tangent is not None:
-            tangent = records.tangent
-            direction = jax.tree.leaves(records.points.tangent)
-            pairs = [(operand, tangent.cotangents[use.index], 1.0)]
-            if not jnp.issubdtype(operand.dtype, jnp.integer):
-                pairs.append((tangent.operands[use.index], cotangent, 1.0))
-            # The pulled-back gradient depends on the parameters and on `gradient`, and both change
-            # along the tangent.
-            parts, changes = jax.jvp(
-                lambda c, g: pull(c, g, 0),
-                (chosen, gradient),
-                ([direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
-            )
-        else:
-            parts, changes = pull(chosen, gradient, j), None
-        for i, leaf in enumerate(leaves):
-            part = widen(weigh(parts[i], weight))
-            part = part if changes is None else part + widen(changes[i])
+        for leaf, part in zip(leaves, pull(chosen, gradient, j), strict=True):
+            part = widen(weigh(part, weight))
             total[leaf] = total[leaf] + part if leaf in total else part
     return total

@@ -109,8 +109,7 @@ def ghost_clipped_sum(
     """
     mask = program.loss.separate(examples.mask)
     cancel = _weights_cancel(points)
-    has_tangent = points.tangent is not None
-    plan = make_plan(program, len(mask), len(points.points), has_tangent=has_tangent)
+    plan = make_plan(program, len(mask), len(points.points))
     records = record_points(
         program,
         points,
