@@ -184,13 +184,14 @@ def _join_uses(
     if len(members) == 1:
         return [Product(tuple(members), choose_product_method(members, *counts), shape)]
     by_layout: dict[_LayoutKey, list[PlannedUse]] = {}
-    for member in members:
+    # Lookups first: their rows are one-hot, and they are never swapped.
+    for member in sorted(members, key=lambda member: not member.use.rule.is_lookup):
         view, layout = member.view, member.layout
         groups, rows, columns = map(view.runs, layout.sides)
         key = (view.offset, groups, rows, columns)
         # The gradient of a transposed use is Σ columns ⊗ rows, which joins the others as it is.
         mirror = (view.offset, groups, columns, rows)
-        swapped = key not in by_layout and mirror in by_layout
+        swapped = key not in by_layout and mirror in by_layout and not member.use.rule.is_lookup
         joined = by_layout.setdefault(mirror if swapped else key, [])
         joined.append(dataclasses.replace(member, swapped=swapped))
     if any(m.pull_back_counts for m in members):

@@ -59,7 +59,7 @@ _LARGE_GROUP = 2**16
 class Segment(NamedTuple):
     """Holds the factors of one use: `rows` (B, K, L, R) and `columns` (B, K, L, D).
 
-    One of them may be one-hot, represented by integers (B, K, L).
+    Rows of a lookup are one-hot, represented by integers (B, K, L).
     """
 
     rows: jax.Array
@@ -69,6 +69,11 @@ class Segment(NamedTuple):
     def swapped(self) -> "Segment":
         """Returns the factors of the transposed gradient."""
         return Segment(self.columns, self.rows)
+
+    @property
+    def is_lookup(self) -> bool:
+        """Returns whether rows are one-hot."""
+        return is_one_hot(self.rows)
 
     @property
     def is_narrow(self) -> bool:
@@ -150,8 +155,6 @@ def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
     for rows, columns in _join_segments(segments):
         if is_one_hot(rows):
             part = _scatter(rows, columns, sizes[1])
-        elif is_one_hot(columns):
-            part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
         else:
             part = contract("bktr,bktd->bkrd", rows, columns)  # sums over positions only
         total = part if total is None else total + part
@@ -165,7 +168,7 @@ def _join_segments(segments: list[Segment]) -> list[Segment]:
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
     # Joining takes two passes over the factors. Each added product takes three over a gradient.
     fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
-    if not fewer or any(is_one_hot(x) for segment in segments for x in segment):
+    if not fewer or any(segment.is_lookup for segment in segments):
         return segments
     return [Segment(*(jnp.concatenate(side, axis=2) for side in zip(*segments, strict=True)))]
 

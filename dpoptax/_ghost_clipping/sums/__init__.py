@@ -9,6 +9,5 @@ batch of B examples, the types are:
   a vector.
 
 `product_sums` adds up the segments of a product, which `weighted_products` weighs. Several points
-and formed uses are in `formed_gradients`, many large matrices in `group_sums`, and computed kernels
-in `transformed_gradients`.
+and formed uses are in `formed_gradients`.
 """

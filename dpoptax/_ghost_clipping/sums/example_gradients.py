@@ -78,7 +78,7 @@ def collect_gradients(
     formed = materialize([within_range(x) for x in formed])
     uses = [collect_factors(product, records, differences) for product in plan.products]
     if plan.is_pulled:
-        from dpoptax._ghost_clipping.sums.transformed_gradients import pull_back_product
+        from dpoptax._ghost_clipping.transformed.point_differences import pull_back_product
         from dpoptax._ghost_clipping.transformed.pull_back import FixedArrays
 
         fixed = [FixedArrays(leaves) for leaves in records.leaves]
