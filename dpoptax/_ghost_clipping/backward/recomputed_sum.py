@@ -69,8 +69,8 @@ def recomputed_sum(
     check_uses(program, points, "recompute")
     scaled, groups = clip.scaling(points.reference), clip.groups(params)
     parts = PartSums(program, leaves, devices, factor_dtype)
-    lengths, roundings, outputs = parts.measure(leaves, inputs)
-    tau = tau_of_parts(whole, roundings, max(parts.places.added.values(), default=1))
+    lengths, roundings, outputs = parts.measure(inputs)
+    tau = tau_of_parts(whole, roundings, max(parts.added.values(), default=1))
     limits, norms, used = _clip_whole(scaled, parts, lengths, groups, mask, tau)
     statistic = sum_statistic(clip, points.reference, norms, used, whole)
     # Without a barrier, the compiler would see that both turns compute the same operands, and would
@@ -83,7 +83,7 @@ def recomputed_sum(
     sums = lax.cond(
         always > 0,
         lambda: parts.sum(leaves, inputs, weighings, limits)[0],
-        parts.places.zeros,
+        parts.zeros,
     )
     total = jax.tree.unflatten(jax.tree.structure(params), sums)
     return (total, statistic), program.loss.aux(outputs)

@@ -64,7 +64,7 @@ def streamed_sum(
     sums = PartSums(program, leaves, devices, factor_dtype)
 
     def weigh(part: GradientPart) -> Weighing:
-        group, added = groups[part.leaf], sums.places.added[part.leaf]
+        group, added = groups[part.leaf], sums.added[part.leaf]
         # Parameters and steps share no entry: the squares of k bounds C/√k add up to C². The u uses
         # of a parameter share entries, so each gets 1/u of its bound, which is u² under the root.
         count = leaves_of[group] * added**2 * math.prod(part.steps)

@@ -1,64 +1,18 @@
-"""Places the sums of uses in the parameters."""
+"""Finds the places of uses in their parameters."""
 
-import collections
-import dataclasses
-import functools
-import operator
 from typing import TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from dpoptax._ghost_clipping.make_plan import read_use
-from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.views import View
 from dpoptax._points.points import GradientPoints
-from dpoptax._support.tree import PyTree, float32_at_least
+from dpoptax._support.tree import PyTree
 
 # The clipped sum, shaped like the parameters, and the sum of the geometry's statistic, if any.
 UseTotal: TypeAlias = tuple[PyTree, jax.Array | None]
-
-
-class UsePlaces:
-    """Places the sums of the uses of a program in its parameters.
-
-    Attributes:
-      leaves: the parameters.
-      specs: how each parameter is sharded.
-      added: the number of sums that are added for each parameter.
-    """
-
-    def __init__(self, program: Program, leaves: Arrays, specs: PyTree) -> None:
-        self.leaves = leaves
-        self.specs = [P()] * len(leaves) if specs is None else jax.tree.leaves(specs)
-        self.added = collections.Counter([leaf_of(u) for u in program.uses] + list(program.opaque))
-        self._uses = program.uses
-        self._shapes = [tuple(x.shape) for x in program.parameters]
-        self._axes = {u.index: _parameter_axes(u, self._shapes[leaf_of(u)]) for u in program.uses}
-
-    def spec(self, use: Use) -> P:
-        """Returns how the sum of a use is sharded, in one step of its scans."""
-        return _use_spec(use, self._axes[use.index], self.specs)
-
-    def join(self, sums: ByIndex, opaque: ByIndex) -> Arrays:
-        """Returns the sums of parameters from those of uses and opaque parameters."""
-        found = collections.defaultdict(list)
-        for use in self._uses:
-            leaf = leaf_of(use)
-            total = _place(use, sums[use.index], self._axes[use.index], self._shapes[leaf])
-            found[leaf].append(total)
-        for leaf, total in opaque.items():
-            found[leaf].append(total)
-        return [
-            functools.reduce(operator.add, found[i]).astype(x.dtype) if i in found else x
-            for i, x in enumerate(self.zeros())
-        ]
-
-    def zeros(self) -> Arrays:
-        """Returns sums of zero."""
-        return [jnp.zeros(x.shape, float32_at_least(x)) for x in self.leaves]
 
 
 def leaf_of(use: Use) -> int:
@@ -104,37 +58,15 @@ def _find_obstacle(program: Program, points: GradientPoints) -> str | None:
     return None
 
 
-def _parameter_axes(use: Use, shape: tuple[int, ...]) -> list[int | None] | None:
-    """Returns the parameter's axis for each axis of a use's sum, `None` for size 1.
+def spec_of_sum(use: Use, shape: tuple[int, ...], specs: list[P]) -> P:
+    """Returns how the sum of a use is sharded, in one step of its scans.
 
-    The result is `None` if the sum is not the parameter with permuted axes.
+    It is sharded like the parameter if it is the parameter with permuted axes.
     """
-    axes = View.identity(0, shape).axes
-    view = view_of_use(use)
-    if any(runs and runs not in axes for runs in view.axes):
-        return None
-    found = [axes.index(runs) if runs else None for runs in view.axes]
-    missing = {i for i, runs in enumerate(axes) if runs} - set(found)
-    return None if missing else found
-
-
-def _use_spec(use: Use, axes: list[int | None] | None, leaf_specs: list[P]) -> P:
-    """Returns how the sum of a use is sharded, in one step of its scans."""
-    if axes is None:
+    spec, axes, own = specs[leaf_of(use)], View.identity(0, shape).axes, view_of_use(use).axes
+    if {runs for runs in own if runs} != {runs for runs in axes if runs}:
         return P()
-    spec = leaf_specs[leaf_of(use)]
-    names = [None if i is None or i >= len(spec) else spec[i] for i in axes]
+    names = [
+        spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None for runs in own
+    ]
     return P(*names[len(use.loops) :])
-
-
-def _place(
-    use: Use, total: jax.Array, axes: list[int | None] | None, shape: tuple[int, ...]
-) -> jax.Array:
-    """Returns the sum of a use in the shape of its parameter."""
-    if axes is not None:  # a transposition, since reshapes would gather sharded axes
-        unit = tuple(i for i, axis in enumerate(axes) if axis is None)
-        kept = [axis for axis in axes if axis is not None]
-        order = sorted(range(len(kept)), key=kept.__getitem__)
-        return jnp.squeeze(total, unit).transpose(order).reshape(shape)
-    view = dataclasses.replace(view_of_use(use), scale=1.0)  # the factors include the scale
-    return view.scatter(total, shape)

@@ -26,7 +26,6 @@ from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
 from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
 from dpoptax._losses.program import Use
-from dpoptax._losses.rules import FactorLayout
 from dpoptax._points.points import weigh
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
@@ -44,13 +43,11 @@ class UseGradients(NamedTuple):
 
     Attributes:
       factored: the factors.
-      layout: the layout of the factors.
       method: the method for the norm. With "keep", the gradients of a few examples at a time are
         formed, measured and added, so that norm and sum read the same numbers.
     """
 
     factored: FactoredGradients
-    layout: FactorLayout
     method: str
 
     @property
@@ -116,7 +113,6 @@ class UseSum:
     def gradients(self, operand: jax.Array, cotangent: jax.Array) -> UseGradients:
         """Returns the gradients from operands and cotangents (B, …)."""
         member, examples = self._member, operand.shape[0]
-        layout = member.layout
         # `use_runner` keeps cotangents in the working range, but not those that are scaled here.
         changed = cotangent.dtype == jnp.float16 or member.view.scale != 1.0
         cotangent = weigh(cotangent, 1.0, member.view.scale)
@@ -124,11 +120,11 @@ class UseSum:
             (self._recorded(operand, True), self._recorded(cotangent, changed))
         )
         segment = make_segment(member, operand, cotangent).rounded(self.factor_dtype)
-        factored = FactoredGradients([segment], layout.sizes)
+        factored = FactoredGradients([segment], member.layout.sizes)
         method = choose_product_method([member], examples, 1)
         if method == "keep" and self._slices(examples) is not None:
             method = "form"  # the norm of a whole gradient is known before its slices are summed
-        return UseGradients(factored, layout, method)
+        return UseGradients(factored, method)
 
     @property
     def _member(self) -> PlannedUse:
@@ -185,7 +181,7 @@ class UseSum:
         """Returns the sum over a device's examples; with slices, `total(start)` of each slice."""
         measured = self.gradients(operand, cotangent)
         rounding = self.rounding(measured)
-        layout = measured.layout if slices is None else slices.layout
+        layout = self.use.step_rule.layout if slices is None else slices.layout
 
         def fold(total: jax.Array) -> jax.Array:
             return layout.fold(total.astype(jnp.float32), layout.split)
