@@ -23,8 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dpoptax._clipped_grad.engine import Engine
-from dpoptax._clipped_grad.microbatches import check_microbatch_size
+from dpoptax._clipped_grad.microbatches import Engine, check_microbatch_size
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clips.clip import Clip
 from dpoptax._clips.clipping_functions import PerLayerClip

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
-from dpoptax._clipped_grad.engine import Engine
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.trace_loss import Examples, TracedLoss, absorb_tangent, trace_batch
 from dpoptax._points.points import GradientPoints
@@ -30,6 +29,27 @@ _ORDERED = re.compile("(select_and_)?scatter(-(add|sub|mul)|_add)?|(bcoo|bcsr|co
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
+
+
+# `sum(loss, points, examples)` returns the total and the auxiliary outputs at the first point. The
+# sums of micro-batches can be added. Engines that sum in the backward pass also take `devices`.
+EngineSum: TypeAlias = Callable[..., tuple[PyTree, PyTree]]
+
+
+class Engine(NamedTuple):
+    """Computes clipped sums.
+
+    Attributes:
+      sum: sums one micro-batch; see `EngineSum`.
+      join: `join(params, total)` returns a total shaped like the parameters, or as the clip encodes
+        it. It runs after the loop over micro-batches, which then carries fewer arrays.
+      in_backward: whether the engine sums during the backward pass. On a mesh, it then adds sums
+        over devices itself, and the compiler shards the loss.
+    """
+
+    sum: EngineSum
+    join: Callable[[PyTree, PyTree], PyTree]
+    in_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,7 @@ from dpoptax._losses.program import (
     Use,
     Value,
 )
-from dpoptax._losses.read_loops import Repeated
-from dpoptax._losses.rules import Convolution, Dot, Rule
+from dpoptax._losses.rules import Convolution, Dot, Repeated, Rule
 from dpoptax._support.jaxprs import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
 from dpoptax._support.tree import is_real
 

@@ -13,6 +13,7 @@ represented by integers, (K, L). The rules for contractions are here, all others
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import jax
@@ -21,6 +22,8 @@ import numpy as np
 from jax import lax
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import JaxprEqn
+
+from dpoptax._support.tree import PyTree
 
 # The numbers of groups, rows and columns: (K, R, D).
 Sizes: TypeAlias = tuple[int, int, int]
@@ -230,6 +233,60 @@ class Convolution(Rule):
             cut = functools.partial(lax.slice_in_dim, x, stride=strides[axis], axis=1 + axis)
             x = jnp.stack([cut(start, start + length) for start in starts], axis=2 + len(out))
         return x.reshape(self.positions, self.layout.sizes[0], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated(Rule):
+    """Gives the factors of a use inside scans, for all steps together.
+
+    Steps of scans become positions L. If the value has a slice for each step, they become groups K.
+
+    Attributes:
+      rule: the rule for one step.
+      loops: (length, stacked) of each enclosing scan.
+    """
+
+    rule: Rule
+    loops: tuple[tuple[int, bool], ...]
+    layout: FactorLayout
+    positions: int
+    name: str
+    reads_data: bool
+    is_lookup: bool
+
+    @classmethod
+    def build(cls, rule: Rule, loops: tuple[tuple[int, bool], ...]) -> "Repeated":
+        layout = rule.layout
+        for length, stacked in reversed(loops):
+            layout = layout.stacked(length) if stacked else layout
+        positions = rule.positions * math.prod(n for n, stacked in loops if not stacked)
+        kind = rule.name, rule.reads_data, rule.is_lookup
+        return cls(rule, loops, layout, positions, *kind)
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows, columns = self._map_steps(self.rule.factors)(operand, cotangent)
+        return self._fold_steps(rows), self._fold_steps(columns)
+
+    def row_parts(
+        self, operand: jax.Array, cotangent: jax.Array
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        parts = self._map_steps(self.rule.row_parts)(operand, cotangent)
+        return [(self._fold_steps(rows), self._fold_steps(columns)) for rows, columns in parts]
+
+    def _map_steps(self, factors: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        for _ in self.loops:
+            factors = jax.vmap(factors)
+        return factors
+
+    def _fold_steps(self, factor: jax.Array) -> jax.Array:
+        lead = len(self.loops)
+        stacked = [i for i, (_, s) in enumerate(self.loops) if s]
+        shared = [i for i, (_, s) in enumerate(self.loops) if not s]
+        # Scans over stacked parameters give groups and all others positions, outermost first.
+        order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
+        groups, _, _ = self.layout.sizes
+        trailing = factor.shape[lead + 2 :]
+        return factor.transpose(order).reshape(groups, self.positions, *trailing)
 
 
 def shape_of(operand: AbstractValue) -> tuple[int, ...]:
