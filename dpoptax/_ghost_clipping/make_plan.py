@@ -6,6 +6,8 @@ to form than to represent by factors.
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 
 import numpy as np
@@ -20,33 +22,11 @@ from dpoptax._ghost_clipping.plan import (
 )
 from dpoptax._losses.derived_views import find_tiles, find_view
 from dpoptax._losses.program import Program, Use
+from dpoptax._losses.rules import FactorLayout
 from dpoptax._losses.views import AxisRuns, View
 
 # A view's offset in its parameter, and its axes as groups, rows and columns.
 _LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
-
-
-@dataclasses.dataclass(frozen=True)
-class FactorSlice:
-    """Selects the slice of a factor that belongs to one of concatenated parameters.
-
-    The last axis of the factor is reshaped to `shape`, and sliced along `axis`.
-    """
-
-    acts_on_rows: bool
-    shape: tuple[int, ...]
-    axis: int
-    start: int
-    size: int
-
-    def __call__(self, segment: Segment) -> Segment:
-        factor = segment.rows if self.acts_on_rows else segment.columns
-        lead = factor.shape[:-1]
-        part = lax.slice_in_dim(
-            factor.reshape(*lead, *self.shape), self.start, self.start + self.size,
-            axis=len(lead) + self.axis,
-        ).reshape(*lead, -1)  # fmt: skip
-        return segment._replace(**{"rows" if self.acts_on_rows else "columns": part})
 
 
 def make_plan(program: Program, examples: int, points: int) -> Plan:
@@ -147,15 +127,27 @@ def _read_concatenated(use: Use) -> list[PlannedUse]:
     side = layout.rows if axis in layout.rows else layout.columns
     if layout.split != (*first[:axis], length, *first[axis + 1 :]) or axis not in side:
         return []
-    members, start = [], 0
-    shape = tuple(layout.split[i] for i in side)
-    for part in parts:
-        size = part.shape[axis]
-        cut = FactorSlice(side is layout.rows, shape, side.index(axis), start, size)
-        own = dataclasses.replace(layout, split=part.shape)
-        members.append(PlannedUse(use, part.leaf, own, part, cut))
-        start += size
-    return members
+    ends = itertools.accumulate(part.shape[axis] for part in parts)
+    return [
+        PlannedUse(
+            use,
+            part.leaf,
+            dataclasses.replace(layout, split=part.shape),
+            part,
+            functools.partial(_cut, layout, axis, end - part.shape[axis], end),
+        )
+        for part, end in zip(parts, ends, strict=True)
+    ]
+
+
+def _cut(layout: FactorLayout, axis: int, start: int, end: int, segment: Segment) -> Segment:
+    """Returns the factors of the slice of a gradient along one axis of its layout."""
+    name = "rows" if axis in layout.rows else "columns"
+    side, factor = getattr(layout, name), getattr(segment, name)
+    lead, shape = factor.shape[:-1], [layout.split[i] for i in side]
+    whole = factor.reshape(*lead, *shape)
+    part = lax.slice_in_dim(whole, start, end, axis=len(lead) + side.index(axis))
+    return segment._replace(**{name: part.reshape(*lead, -1)})
 
 
 def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:

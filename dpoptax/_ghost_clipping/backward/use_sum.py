@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
 from dpoptax._ghost_clipping.backward.use_places import leaf_of, view_of_use
+from dpoptax._ghost_clipping.cost_model import is_precise
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
     formed_square,
@@ -20,7 +21,6 @@ from dpoptax._ghost_clipping.norms.factor_products import (
     multiply_factors,
 )
 from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method
-from dpoptax._ghost_clipping.precision import is_precise
 from dpoptax._ghost_clipping.records.record_points import recorded, recorded_dtype
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment

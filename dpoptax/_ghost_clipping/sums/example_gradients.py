@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
     Segment,
@@ -29,6 +28,9 @@ from dpoptax._points.points import weigh
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize
+
+# Smaller formed gradients share one array, since many arrays compile slowly.
+_BUNDLED_ENTRIES = 2**10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,7 +102,7 @@ def _bundle_gradients(
     """
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
-        small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
+        small = math.prod(gradient.shape[1:]) <= _BUNDLED_ENTRIES
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
 
     found = [_join([formed[leaf] for leaf in bundle]) for bundle in bundles.values()]

@@ -108,7 +108,7 @@ def ghost_clipped_sum(
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
     mask = program.loss.separate(examples.mask)
-    cancel = _weights_cancel(points)
+    cancel = _may_cancel(points)
     plan = make_plan(program, len(mask), len(points.points))
     records = record_points(
         program,
@@ -117,18 +117,12 @@ def ghost_clipped_sum(
         factor_dtype=factor_dtype,
         formed_uses=plan.formed_uses,
         finite=fixed_sides(plan),
-        early=cancel is False,
+        early=not cancel,
     )
     groups = clip.groups(points.points[0])
 
-    def make_total(differences: bool) -> ClippedTotal:
-        gradients = collect_gradients(plan, records, groups, differences=differences)
-        return clip_and_sum(clip, points, gradients, mask, examples.whole)
-
-    if isinstance(cancel, bool):
-        total = make_total(cancel)
-    else:  # of weights that are traced; they are public
-        total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
+    gradients = collect_gradients(plan, records, groups, differences=cancel)
+    total = clip_and_sum(clip, points, gradients, mask, examples.whole)
     return total, program.loss.aux(records.at_points[0].outputs)
 
 
@@ -138,18 +132,16 @@ def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     return clip.join(sums.tree(params), statistic)
 
 
-def _weights_cancel(points: GradientPoints) -> bool | jax.Array:
-    """Returns whether the weights are large and cancel, as for DiSK with small gamma.
+def _may_cancel(points: GradientPoints) -> bool:
+    """Returns whether the weights may be large and cancel, as for DiSK with small gamma.
 
-    They then multiply differences of gradients.
+    They then multiply differences of gradients. Weights that are traced may always cancel.
     """
     if len(points.weights) == 1:
         return False
-    known = all(isinstance(w, float) for w in points.weights)
-    xp: Any = np if known else jnp
-    values = xp.asarray(points.weights)
-    cancel = xp.sum(xp.abs(values)) > _CANCELLATION_RATIO * xp.abs(xp.sum(values))
-    return bool(cancel) if known else cancel
+    known = [w for w in points.weights if isinstance(w, float)]
+    large = sum(map(abs, known)) > _CANCELLATION_RATIO * abs(sum(known))
+    return large or len(known) < len(points.weights)
 
 
 def clip_and_sum(
