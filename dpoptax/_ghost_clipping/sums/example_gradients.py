@@ -5,11 +5,9 @@ Norm and sum read the numbers that are collected here.
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
@@ -42,21 +40,12 @@ class ExampleGradients:
       products: the factors and fixed terms of each product. A factor that the sum does not multiply
         by coefficients is finite.
       formed: the gradient of one parameter, (B, …), or the concatenated gradients of several small
-        ones, (B, entries), for each bundle. They are finite.
-      bundles: the parameters in each of `formed`.
+        ones, (B, entries), by the numbers of the parameters. They are finite.
     """
 
     plan: Plan
     products: list[FactoredGradients]
-    formed: list[jax.Array]
-    bundles: tuple[tuple[int, ...], ...]
-
-
-class UseSegment(NamedTuple):
-    """Holds the factors of a use at one point."""
-
-    member: PlannedUse
-    segment: Segment
+    formed: dict[tuple[int, ...], jax.Array]
 
 
 def collect_gradients(
@@ -75,9 +64,9 @@ def collect_gradients(
     gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
     if others or plan.formed_uses:
         gradients = add_gradients(gradients, plan, records)
-    formed, bundles = _bundle_gradients(gradients, groups)
+    bundles = _bundle_gradients(gradients, groups)
     # Norm and sum must read the same numbers.
-    formed = materialize([within_range(x) for x in formed])
+    formed = materialize({leaves: within_range(x) for leaves, x in bundles.items()})
     uses = [collect_factors(product, records, differences) for product in plan.products]
     if plan.is_pulled:
         from dpoptax._ghost_clipping.transformed.point_differences import pull_back_product
@@ -87,15 +76,17 @@ def collect_gradients(
     products = [
         pull_back_product(product, own, records.factor_dtype, fixed, differences=differences)
         if product.is_pulled
-        else join_factors(product, own, records.factor_dtype)
+        else FactoredGradients(
+            [segment.rounded(records.factor_dtype) for _, segment in own], product.layout.sizes
+        )
         for product, own in zip(plan.products, uses, strict=True)
     ]
-    return ExampleGradients(plan, products, formed, bundles)
+    return ExampleGradients(plan, products, formed)
 
 
 def _bundle_gradients(
     formed: dict[int, jax.Array], groups: list[int]
-) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
+) -> dict[tuple[int, ...], jax.Array]:
     """Joins small formed gradients of one clip group into one array (B, entries).
 
     The others keep their shapes, (B, …).
@@ -105,8 +96,7 @@ def _bundle_gradients(
         small = math.prod(gradient.shape[1:]) <= _BUNDLED_ENTRIES
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
 
-    found = [_join([formed[leaf] for leaf in bundle]) for bundle in bundles.values()]
-    return found, tuple(map(tuple, bundles.values()))
+    return {tuple(each): _join([formed[leaf] for leaf in each]) for each in bundles.values()}
 
 
 def _join(gradients: list[jax.Array]) -> jax.Array:
@@ -117,10 +107,12 @@ def _join(gradients: list[jax.Array]) -> jax.Array:
     return jnp.concatenate(flat, axis=1)
 
 
-def collect_factors(product: Product, records: Records, differences: bool) -> list[UseSegment]:
+def collect_factors(
+    product: Product, records: Records, differences: bool
+) -> list[tuple[PlannedUse, Segment]]:
     """Returns the weighted factors of a product, for each use and point."""
     return [
-        UseSegment(member, _segment(member, pair, records))
+        (member, _segment(member, pair, records))
         for member in product.members
         for pair in (
             weighted_pairs(member.use, records, differences)
@@ -148,10 +140,3 @@ def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -
     segment = Segment(*jax.vmap(member.use.rule.factors)(operand, cotangent))
     segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment
-
-
-def join_factors(
-    product: Product, uses: list[UseSegment], dtype: DTypeLike | None
-) -> FactoredGradients:
-    """Returns the gradients of a product from its factors, rounded to `dtype`."""
-    return FactoredGradients([use.segment.rounded(dtype) for use in uses], product.layout.sizes)
