@@ -15,13 +15,12 @@ from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.read_program import read_program
-from dpoptax._losses.trace_loss import TracedLoss, absorb_tangent, trace_loss
+from dpoptax._losses.trace_loss import TracedLoss, trace_loss
 from dpoptax._losses.zero_gradients import (
     describe_constant,
     describe_unused,
     find_zero_gradients,
 )
-from dpoptax._points.points import GradientPoints
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of
@@ -117,7 +116,6 @@ def explain(
     has_aux: bool = False,
     batch_size: int = 64,
     num_points: int = 1,
-    tangent: bool = False,
     frozen: PyTree = None,
 ) -> Explanation:
     """Explains how `clipped_grad` computes each parameter's norms and sum.
@@ -136,7 +134,6 @@ def explain(
         here.
       num_points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method
         depends on it.
-      tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0, with one point.
       frozen: arrays that are not trained, or their shape structs. If given, the loss gets them as
         `frozen=`, as in `training.fit`.
 
@@ -147,7 +144,7 @@ def explain(
 
     Raises:
       TypeError: the loss is not a scalar, or a parameter is not a real float.
-      ValueError: `num_points` is below 1, or above 1 with a tangent.
+      ValueError: `num_points` is below 1.
 
     >>> import jax.numpy as jnp
     >>> loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
@@ -164,15 +161,13 @@ def explain(
 
     found: list[Explanation] = []
 
-    # Frozen arrays and the tangent are traced as arguments, like those of a jitted step.
-    def read(frozen: PyTree, direction: PyTree) -> None:
+    # Frozen arrays are traced as an argument, like those of a jitted step.
+    def read(frozen: PyTree) -> None:
         loss = loss_fn if frozen is None else functools.partial(loss_fn, frozen=frozen)
-        points = GradientPoints((params,) * num_points, (1.0,) * num_points, direction)
-        loss, _ = absorb_tangent(loss, points, has_aux=has_aux)
         traced = trace_loss(loss, params, example, key, has_aux=has_aux)
         found.append(_explain(traced, params, batch_size, num_points))
 
-    jax.eval_shape(read, frozen, params if tangent else None)
+    jax.eval_shape(read, frozen)
     zeros = _zero_gradients(loss_fn, params, example, key, has_aux, frozen)
     return _with_zeros(found[0], zeros)
 

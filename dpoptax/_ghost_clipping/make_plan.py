@@ -110,7 +110,7 @@ def read_use(use: Use) -> PlannedUse | None:
     """
     layout, view = use.rule.layout, find_view(use.value)
     view = None if view is None else view.reshape(layout.split)
-    return None if view is None else PlannedUse(use, view.leaf, layout, view)
+    return None if view is None else PlannedUse(use, layout, view)
 
 
 def _read_concatenated(use: Use) -> list[PlannedUse]:
@@ -131,7 +131,6 @@ def _read_concatenated(use: Use) -> list[PlannedUse]:
     return [
         PlannedUse(
             use,
-            part.leaf,
             dataclasses.replace(layout, split=part.shape),
             part,
             functools.partial(_cut, layout, axis, end - part.shape[axis], end),
@@ -162,7 +161,7 @@ def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
         view = View.identity(leaf, tuple(program.parameters[leaf].shape)).reshape(layout.split)
         if view is None:
             return []
-        members.append(PlannedUse(use, leaf, layout, view, pull_back_counts=counts))
+        members.append(PlannedUse(use, layout, view, pull_back_counts=counts))
     return members
 
 

@@ -160,8 +160,10 @@ def test_derivative_rule_counts_only_where_it_is_taken(method):
     dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
     tx = dpoptax.disk(kappa=0.7, gamma=0.0)
     points = dpoptax.gradient_points(tx.init(jnp.zeros(3)), jnp.zeros(3))
-    with pytest.raises(TypeError, match="with its own vmap rule"):
-        dpoptax.clipped_grad(loss, CLIP, method=method)(points, BATCH)
+    forward = _ruled_forward(lambda x: _ruled_forward(_centered)(x, x) * x)
+    for each, message in ((loss, "Hessian-vector product"), (forward, "with its own vmap rule")):
+        with pytest.raises(TypeError, match=message):
+            dpoptax.clipped_grad(each, CLIP, method=method)(points, BATCH)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

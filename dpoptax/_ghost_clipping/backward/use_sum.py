@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
-from dpoptax._ghost_clipping.backward.use_places import leaf_of, view_of_use
+from dpoptax._ghost_clipping.backward.use_places import view_of_use
 from dpoptax._ghost_clipping.cost_model import is_precise
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
@@ -130,7 +130,7 @@ class UseSum:
     def _member(self) -> PlannedUse:
         """Returns the use in one step of its scans, in the layout of its rule."""
         step = dataclasses.replace(self.use, loops=(), rule=self.use.step_rule)
-        return PlannedUse(step, leaf_of(self.use), step.rule.layout, view_of_use(self.use))
+        return PlannedUse(step, step.rule.layout, view_of_use(self.use))
 
     def rounding(self, measured: UseGradients) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.
