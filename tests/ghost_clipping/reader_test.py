@@ -251,11 +251,10 @@ def test_each_program_equals_per_example_gradients(name):
 def test_programs_at_two_points_and_with_a_tangent(name):
     loss, params, batch = _PROGRAMS[name]
     other = jax.tree.map(jnp.sin, params)
-    for points, weights, tangent in (
-        ((params, other), (0.7, 0.3), None),
-        ((params,), (0.7,), other),
+    for points in (
+        dpoptax.GradientPoints((params, other), (0.7, 0.3)),
+        dpoptax.GradientPoints((params,), (0.7,), other),
     ):
-        points = dpoptax.GradientPoints(points, weights, tangent)
         close(*both(Network(loss, None, None), _NORMED, points, batch))
 
 
