@@ -21,10 +21,9 @@ from dpoptax._ghost_clipping.records.record_points import (
     pairs_by_point,
     weighted_pairs,
 )
-from dpoptax._ghost_clipping.sums.formed_gradients import add_gradients
+from dpoptax._ghost_clipping.sums.formed_gradients import form_gradients
 from dpoptax._points.points import weigh
 from dpoptax._rounding.bounds import within_range
-from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize
 
 # Smaller formed gradients share one array, since many arrays compile slowly.
@@ -60,11 +59,7 @@ def collect_gradients(
     Factors are rounded to `records.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
-    (first, *others), weights = records.at_points, records.points.weights
-    gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
-    if others or plan.formed_uses:
-        gradients = add_gradients(gradients, plan, records)
-    bundles = _bundle_gradients(gradients, groups)
+    bundles = _bundle_gradients(form_gradients(plan, records), groups)
     # Norm and sum must read the same numbers.
     formed = materialize({leaves: within_range(x) for leaves, x in bundles.items()})
     uses = [collect_factors(product, records, differences) for product in plan.products]
