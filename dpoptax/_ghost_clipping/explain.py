@@ -249,11 +249,9 @@ def _explain_parameter(
     products = [p for p in plan.products if p.leaf == leaf]
     if not products:
         return ParameterExplanation(path, shape, "none", "zero", 0, False, "")
-    rules = ", ".join(sorted({_method_text(p) for p in products}))
-    cost = sum(_product_cost(product, points) for product in products)
-    kept = min(_kept_share(product, points) for product in products)
-    forms = any(p.method == "form" for p in products)
-    return ParameterExplanation(path, shape, named, rules, cost, forms, "", kept=kept)
+    texts, costs, kept = zip(*(_explain_product(p, points) for p in products), strict=True)
+    rules, forms = ", ".join(sorted(set(texts))), any(p.method == "form" for p in products)
+    return ParameterExplanation(path, shape, named, rules, sum(costs), forms, "", kept=min(kept))
 
 
 def _operations(uses: list[Use]) -> str:
@@ -262,25 +260,14 @@ def _operations(uses: list[Use]) -> str:
     return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())
 
 
-def _method_text(product: Product) -> str:
-    return _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
-
-
-def _positions(product: Product, points: int) -> int:
-    return sum(m.positions * m.segments(points) for m in product.members)
-
-
-def _kept_share(product: Product, points: int) -> float:
-    if all(member.use.rule.is_lookup for member in product.members):
-        return 1.0  # inner products with one-hot factors are exact
-    return kept_share(product.method, _positions(product, points), *product.layout.sizes[1:])
-
-
-def _product_cost(product: Product, points: int) -> int:
+def _explain_product(product: Product, points: int) -> tuple[str, int, float]:
+    """Returns the method of a product, its multiply-adds, and the share that rounding leaves."""
     groups, rows, columns = product.layout.sizes
-    positions = _positions(product, points)
+    positions = sum(m.positions * m.segments(points) for m in product.members)
     work = positions * rows * columns
-    norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}[
-        product.method
-    ]
-    return groups * (work + norm)
+    norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}
+    text = _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
+    # Inner products with one-hot factors are exact.
+    exact = all(member.use.rule.is_lookup for member in product.members)
+    kept = 1.0 if exact else kept_share(product.method, positions, rows, columns)
+    return text, groups * (work + norm[product.method]), kept
