@@ -15,7 +15,7 @@ from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.read_program import read_program
-from dpoptax._losses.trace_loss import TracedLoss, trace_loss
+from dpoptax._losses.trace_loss import trace_loss
 from dpoptax._losses.zero_gradients import (
     describe_constant,
     describe_unused,
@@ -159,32 +159,30 @@ def explain(
     if num_points < 1:
         raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
 
-    found: list[Explanation] = []
+    found: list[tuple[frozenset[int], list[ParameterExplanation], int]] = []
 
     # Frozen arrays are traced as an argument, like those of a jitted step.
     def read(frozen: PyTree) -> None:
         loss = loss_fn if frozen is None else functools.partial(loss_fn, frozen=frozen)
         traced = trace_loss(loss, params, example, key, has_aux=has_aux)
-        found.append(_explain(traced, params, batch_size, num_points))
+        size = microbatch_rule(traced, batch_size, device_of(None).platform)
+        program = read_program(traced)
+        plan = make_plan(program, size, num_points)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        rows = [
+            _explain_parameter(program, plan, num_points, leaf, jax.tree_util.keystr(path))
+            for leaf, (path, _) in enumerate(leaves)
+        ]
+        found.append((program.unused, rows, size))
 
     jax.eval_shape(read, frozen)
-    zeros = _zero_gradients(loss_fn, params, example, key, has_aux, frozen)
-    return _with_zeros(found[0], zeros)
-
-
-def _explain(traced: TracedLoss, params: PyTree, batch_size: int, num_points: int) -> Explanation:
-    program = read_program(traced)
-    size = microbatch_rule(traced, batch_size, device_of(None).platform)
-    plan = make_plan(program, size, num_points)
-    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    rows = []
-    for leaf, path in enumerate(paths):
-        row = _explain_parameter(program, plan, num_points, leaf, path)
-        if leaf in program.unused:
-            row = dataclasses.replace(row, rule="zero", vanishes=True)
-        rows.append(row)
-    notes = [describe_unused(program.unused, params), _describe_shortened(rows)]
-    return Explanation(tuple(rows), "\n\n".join(filter(None, notes)), batch_size, size)
+    ((unused, rows, size),) = found
+    zeros = unused | _zero_gradients(loss_fn, params, example, key, has_aux, frozen)
+    for leaf in zeros:
+        rows[leaf] = dataclasses.replace(rows[leaf], rule="zero", vanishes=True)
+    constant = describe_constant([rows[leaf].parameter for leaf in sorted(zeros - unused)])
+    notes = filter(None, [constant, describe_unused(unused, params), _describe_shortened(rows)])
+    return Explanation(tuple(rows), "\n\n".join(notes), batch_size, size)
 
 
 def _zero_gradients(
@@ -203,16 +201,6 @@ def _zero_gradients(
         return out[0] if has_aux else out
 
     return find_zero_gradients(loss, params, example, key, frozen)
-
-
-def _with_zeros(found: Explanation, zeros: frozenset[int]) -> Explanation:
-    """Adds parameters with zero gradients that a trace does not show."""
-    rows = list(found.rows)
-    names = [rows[leaf].parameter for leaf in sorted(zeros) if not rows[leaf].vanishes]
-    for leaf in zeros:
-        rows[leaf] = dataclasses.replace(rows[leaf], rule="zero", vanishes=True)
-    notes = filter(None, [describe_constant(names), found.note])
-    return dataclasses.replace(found, rows=tuple(rows), note="\n\n".join(notes))
 
 
 def _describe_shortened(rows: list[ParameterExplanation]) -> str:
