@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,13 @@ from jax.extend.core import JaxprEqn
 from optax import microbatching
 
 from dpoptax._losses.microbatch_rule import microbatch_rule
-from dpoptax._losses.trace_loss import Examples, TracedLoss, absorb_tangent, trace_batch
+from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_batch
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._support.jaxprs import equations
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of
-
-if TYPE_CHECKING:
-    from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
 
 # Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for scatters.
 _REWRITTEN = re.compile("conv_general_dilated|select_and_scatter_add")
@@ -97,18 +94,18 @@ class BatchSum:
         mask: jax.Array,
         key: jax.Array | None,
         whole: WholeBatch,
-        **over: "BatchDevices",
+        **over: Any,
     ) -> tuple[PyTree, PyTree]:
         """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
         batch, ids = records
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         everything = Examples(batch, mask, whole, keys)
-        loss_fn, points = absorb_tangent(self.loss_fn, points, has_aux=self.has_aux)
-        loss = trace_batch(loss_fn, points, everything, has_aux=self.has_aux)
+        loss, points = trace_batch(self.loss_fn, points, everything, has_aux=self.has_aux)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys
-            return self.engine.sum(loss, points, Examples(batch, mask, whole, keys), **over)
+            examples = Examples(batch, loss.separate(mask), whole, keys)
+            return self.engine.sum(loss, points, examples, **over)
 
         sums = _rewrite_for_xla(microbatch_sum, private=True)
         return _in_microbatches(sums, self._size(loss, len(mask)))((batch, keys), mask)

@@ -46,6 +46,5 @@ def per_example_sum(
         return jax.tree.map(combine, *grads), aux[0]
 
     grads, aux = jax.vmap(gradient)(examples.batch, examples.keys)
-    mask = loss.separate(examples.mask)
-    total = sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=examples.whole)
-    return total, aux
+    mask, whole = examples.mask, examples.whole
+    return sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=whole), aux

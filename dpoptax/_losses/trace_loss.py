@@ -83,15 +83,16 @@ class TracedLoss:
 
 def trace_batch(
     loss_fn: Callable[..., PyTree], points: GradientPoints, examples: Examples, *, has_aux: bool
-) -> TracedLoss:
-    """Traces a loss for one of the examples."""
+) -> tuple[TracedLoss, GradientPoints]:
+    """Traces a loss for one of the examples, and returns it with points without a tangent."""
+    loss_fn, points = _absorb_tangent(loss_fn, points, has_aux=has_aux)
     example, key = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (examples.batch, examples.keys)
     )
-    return trace_loss(loss_fn, points.points[0], example, key, has_aux=has_aux)
+    return trace_loss(loss_fn, points.points[0], example, key, has_aux=has_aux), points
 
 
-def absorb_tangent(
+def _absorb_tangent(
     loss_fn: Callable[..., PyTree], points: GradientPoints, *, has_aux: bool
 ) -> tuple[Callable[..., PyTree], GradientPoints]:
     """Returns a loss and points without a tangent that have the same gradients.

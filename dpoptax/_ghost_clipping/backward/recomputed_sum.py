@@ -65,7 +65,7 @@ def recomputed_sum(
     """
     params = points.points[0]
     leaves, inputs = jax.tree.leaves(params), examples.inputs
-    mask, whole = program.loss.separate(examples.mask), examples.whole
+    mask, whole = examples.mask, examples.whole
     check_uses(program, points, "recompute")
     scaled, groups = clip.scaling(points.reference), clip.groups(params)
     parts = PartSums(program, leaves, devices, factor_dtype)

@@ -59,7 +59,7 @@ def streamed_sum(
     """
     params = points.points[0]
     leaves, groups = jax.tree.leaves(params), clip.groups(params)
-    mask, leaves_of = program.loss.separate(examples.mask), collections.Counter(groups)
+    mask, leaves_of = examples.mask, collections.Counter(groups)
     check_uses(program, points, "streaming")
     sums = PartSums(program, leaves, devices, factor_dtype)
 

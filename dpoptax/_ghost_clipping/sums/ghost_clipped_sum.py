@@ -80,9 +80,8 @@ def ghost_clipped_sum(
       The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
-    mask = program.loss.separate(examples.mask)
     cancel = _may_cancel(points)
-    plan = make_plan(program, len(mask), len(points.points))
+    plan = make_plan(program, len(examples.mask), len(points.points))
     records = record_points(
         program,
         points,
@@ -93,9 +92,8 @@ def ghost_clipped_sum(
         early=not cancel,
     )
     groups = clip.groups(points.points[0])
-
     gradients = collect_gradients(plan, records, groups, differences=cancel)
-    total = clip_and_sum(clip, points, gradients, mask, examples.whole)
+    total = clip_and_sum(clip, points, gradients, examples.mask, examples.whole)
     return total, program.loss.aux(records.at_points[0].outputs)
 
 
