@@ -14,15 +14,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import JaxprEqn
 
+from dpoptax._support.jaxprs import type_of
 from dpoptax._support.tree import PyTree
 
 # The numbers of groups, rows and columns: (K, R, D).
@@ -116,7 +116,7 @@ class Dot(Rule):
     @classmethod
     def build(cls, eqn: JaxprEqn, parameter: int) -> "Dot":
         contracting, batch = eqn.params["dimension_numbers"]
-        shapes = [shape_of(v.aval) for v in eqn.invars]
+        shapes = [type_of(v).shape for v in eqn.invars]
         z, x = shapes[parameter], shapes[1 - parameter]
         z_contract, x_contract = contracting[parameter], contracting[1 - parameter]
         z_batch, x_batch = batch[parameter], batch[1 - parameter]
@@ -160,7 +160,7 @@ class Convolution(Rule):
         if parameter != 1 or p["batch_group_count"] != 1:
             return None
         numbers, groups = p["dimension_numbers"], p["feature_group_count"]
-        shape, out = shape_of(eqn.invars[1].aval), shape_of(eqn.outvars[0].aval)
+        shape, out = type_of(eqn.invars[1]).shape, type_of(eqn.outvars[0]).shape
         # Groups divide the output channels. The kernel of each group is a matrix of offsets and
         # input channels by output channels.
         out_axis, in_axis, *spatial = numbers.rhs_spec
@@ -287,8 +287,3 @@ class Repeated(Rule):
         groups, _, _ = self.layout.sizes
         trailing = factor.shape[lead + 2 :]
         return factor.transpose(order).reshape(groups, self.positions, *trailing)
-
-
-def shape_of(operand: AbstractValue) -> tuple[int, ...]:
-    """Returns the shape of an operand in a trace."""
-    return tuple(cast(ShapedArray, operand).shape)
