@@ -19,15 +19,26 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
-from dpoptax._ghost_clipping.backward.use_places import leaf_of, spec_of_sum, view_of_use
 from dpoptax._ghost_clipping.backward.use_runner import run_uses
-from dpoptax._ghost_clipping.backward.use_sum import UseSum, Weighing, measure_formed, sum_formed
+from dpoptax._ghost_clipping.backward.use_sum import (
+    UseSum,
+    Weighing,
+    leaf_of,
+    measure_formed,
+    spec_of_sum,
+    sum_formed,
+    view_of_use,
+)
+from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
 from dpoptax._losses.program import Program
+from dpoptax._points.points import GradientPoints
 from dpoptax._rounding.block_sums import Rounding
 from dpoptax._rounding.part_limits import part_length
 from dpoptax._support.tree import PyTree, float32_at_least
 
+# The clipped sum, shaped like the parameters, and the sum of the geometry's statistic, if any.
+UseTotal: TypeAlias = tuple[PyTree, jax.Array | None]
 # Arrays (B, *steps) of each part: first the uses, then the opaque parameters.
 ByPart: TypeAlias = Sequence[PyTree]
 
@@ -130,3 +141,33 @@ class PartSums:
             functools.reduce(operator.add, found[i]).astype(x.dtype) if i in found else x
             for i, x in enumerate(self.zeros())
         ]
+
+
+def check_uses(program: Program, points: GradientPoints, method: str) -> None:
+    """Raises an error if uses cannot be summed separately, as a method requires."""
+    obstacle = _find_obstacle(program, points)
+    if obstacle is not None:
+        raise ValueError(f"`method={method!r}` must have {obstacle} Leave the option out.")
+
+
+def _find_obstacle(program: Program, points: GradientPoints) -> str | None:
+    """Returns why uses cannot be summed separately, as part of an error; `None` if they can."""
+    params = points.points[0]
+    unweighted = isinstance(points.weights[0], float) and points.weights == (1.0,)
+    if not unweighted:
+        return "one gradient point of weight 1.0, and methods such as `dpoptax.disk` have several."
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    paths = [jax.tree_util.keystr(path) or "the parameter" for path, _ in leaves]
+    for use in program.uses:
+        names = ", ".join(paths[leaf] for leaf in sorted(use.value.leaves))
+        if read_use(use) is None:
+            return (
+                "parameters that are only moved or scaled before they meet data, and "
+                f"{names} is computed on before {use.rule.name}."
+            )
+        if not all(stacked for _, stacked in use.loops):
+            return (
+                "a slice of each parameter for each step of a loop, and all steps use the whole of "
+                f"{names}."
+            )
+    return None

@@ -24,8 +24,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
 from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
-from dpoptax._ghost_clipping.backward.part_sums import ByPart, PartSums
-from dpoptax._ghost_clipping.backward.use_places import UseTotal, check_uses
+from dpoptax._ghost_clipping.backward.part_sums import ByPart, PartSums, UseTotal, check_uses
 from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples

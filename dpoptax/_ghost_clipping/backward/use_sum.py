@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
-from dpoptax._ghost_clipping.backward.use_places import view_of_use
 from dpoptax._ghost_clipping.cost_model import is_precise
+from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
     formed_square,
@@ -26,6 +26,7 @@ from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
 from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
 from dpoptax._losses.program import Use
+from dpoptax._losses.views import View
 from dpoptax._points.points import weigh
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
@@ -246,3 +247,30 @@ def _formed_piece(size: NormBounds) -> Piece:
 
 def _formed_block(measured: UseGradients) -> int:
     return min(block_sums.BLOCK_LENGTH, formed_together(measured.factored.sizes))
+
+
+def leaf_of(use: Use) -> int:
+    """Returns the only parameter of a use."""
+    (leaf,) = use.value.leaves
+    return leaf
+
+
+def view_of_use(use: Use) -> View:
+    """Returns the entries of the only parameter of a use."""
+    planned = read_use(use)
+    assert planned is not None
+    return planned.view
+
+
+def spec_of_sum(use: Use, shape: tuple[int, ...], specs: list[P]) -> P:
+    """Returns how the sum of a use is sharded, in one step of its scans.
+
+    It is sharded like the parameter if it is the parameter with permuted axes.
+    """
+    spec, axes, own = specs[leaf_of(use)], View.identity(0, shape).axes, view_of_use(use).axes
+    if {runs for runs in own if runs} != {runs for runs in axes if runs}:
+        return P()
+    names = [
+        spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None for runs in own
+    ]
+    return P(*names[len(use.loops) :])
