@@ -57,9 +57,7 @@ def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -
         )
         return _reorder_axes(out, last.out_spec, given.out_spec)
 
-    def unchanged(images: jax.Array, kernels: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated_p.bind(images, kernels, **params)
-
+    unchanged = functools.partial(lax.conv_general_dilated_p.bind, **params)
     return lax.platform_dependent(images, kernels, cpu=convolve_channels_last, default=unchanged)
 
 
@@ -99,14 +97,12 @@ def windows_are_apart(eqn: JaxprEqn) -> bool:
 
 def _rewrite_pooling(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> jax.Array:
     """Computes the same gradient, on CPU by comparing the entries of each window."""
-
-    def compare_entries(source: jax.Array, operand: jax.Array) -> jax.Array:
-        return select_and_place(source, operand, **eqn.params)
-
-    def unchanged(source: jax.Array, operand: jax.Array) -> jax.Array:
-        return eqn.primitive.bind(source, operand, **eqn.params)
-
-    return lax.platform_dependent(source, operand, cpu=compare_entries, default=unchanged)
+    compare_entries = functools.partial(select_and_place, **eqn.params)
+    unchanged = functools.partial(eqn.primitive.bind, **eqn.params)
+    found: jax.Array = lax.platform_dependent(
+        source, operand, cpu=compare_entries, default=unchanged
+    )
+    return found
 
 
 def select_and_place(
