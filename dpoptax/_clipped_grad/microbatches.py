@@ -219,11 +219,11 @@ def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[
     The total of many parts then rounds as a single addition would.
     """
     del part
-    added = jax.tree.map(block_sums.compensated_add, *carry, value)
-    found: tuple[PyTree, PyTree] = jax.tree.transpose(
-        jax.tree.structure(value), jax.tree.structure((0, 0)), added
-    )
-    return found
+    leaves = map(jax.tree.leaves, (*carry, value))
+    added = [block_sums.compensated_add(*each) for each in zip(*leaves, strict=True)]
+    structure = jax.tree.structure(value)
+    total, lost = (jax.tree.unflatten(structure, [each[i] for each in added]) for i in (0, 1))
+    return total, lost
 
 
 _COMPENSATED_SUM = microbatching.Accumulator(
