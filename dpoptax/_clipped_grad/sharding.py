@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpoptax._clipped_grad.microbatches import BatchSum
+from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._rounding.device_sums import Layout, device_adder
@@ -107,7 +108,6 @@ def sum_in_backward(sums: BatchSum, layout: Layout, bound: float) -> DeviceSum:
     become automatic for this computation, whose results have explicit shardings again. `bound` is
     the bound of one summand.
     """
-    from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
 
     def sum_parts(
         layout: Layout,
