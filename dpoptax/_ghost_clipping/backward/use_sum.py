@@ -21,7 +21,7 @@ from dpoptax._ghost_clipping.norms.factor_products import (
     multiply_factors,
 )
 from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method
-from dpoptax._ghost_clipping.records.record_points import recorded, recorded_dtype
+from dpoptax._ghost_clipping.records.record_points import recorded
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
 from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
@@ -113,12 +113,12 @@ class UseSum:
 
     def gradients(self, operand: jax.Array, cotangent: jax.Array) -> UseGradients:
         """Returns the gradients from operands and cotangents (B, …)."""
-        member, examples = self._member, operand.shape[0]
+        member, examples, dtype = self._member, operand.shape[0], self.factor_dtype
         # `use_runner` keeps cotangents in the working range, but not those that are scaled here.
         changed = cotangent.dtype == jnp.float16 or member.view.scale != 1.0
         cotangent = weigh(cotangent, 1.0, member.view.scale)
         operand, cotangent = materialize(
-            (self._recorded(operand, True), self._recorded(cotangent, changed))
+            (recorded(operand, dtype, finite=True), recorded(cotangent, dtype, finite=changed))
         )
         segment = make_segment(member, operand, cotangent).rounded(self.factor_dtype)
         factored = FactoredGradients([segment], member.layout.sizes)
@@ -200,9 +200,6 @@ class UseSum:
             )
 
         return total() if slices is None else total
-
-    def _recorded(self, x: jax.Array, finite: bool) -> jax.Array:
-        return recorded(x, recorded_dtype(x.dtype, self.factor_dtype), finite=finite)
 
 
 def _form_and_sum(

@@ -8,7 +8,7 @@ parameters. No other gradients are formed.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -80,10 +80,6 @@ class Recording(NamedTuple):
     finite_operands: frozenset[int] = frozenset()
     finite_cotangents: frozenset[int] = frozenset()
 
-    def type_of(self, x: Any) -> jnp.dtype:
-        """Returns the dtype in which an array is recorded."""
-        return recorded_dtype(x.dtype, self.dtype)
-
 
 def record_points(
     program: Program,
@@ -129,7 +125,9 @@ def record_point(
     """
     run_use = functools.partial(_record, frozenset(program.opaque), recording)
     zeros = {
-        u.index: jnp.zeros((len(inputs[0]), *u.shape), recording.type_of(u.output))
+        u.index: jnp.zeros(
+            (len(inputs[0]), *u.shape), _recorded_dtype(u.output.dtype, recording.dtype)
+        )
         for u in program.uses
     }
     opaque = {i: leaves[i] for i in program.opaque}
@@ -148,7 +146,7 @@ def record_point(
     return PointRecord(outputs, operands | passing[0], cotangents | passing[1], gradients)
 
 
-def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
+def _recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
     """Returns the dtype in which arrays of a dtype are recorded.
 
     float16 is widened, since it holds no number beyond the working range except infinity.
@@ -160,10 +158,11 @@ def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtyp
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
-def recorded(x: jax.Array, dtype: jnp.dtype, *, finite: bool) -> jax.Array:
+def recorded(x: jax.Array, record_dtype: DTypeLike | None, *, finite: bool) -> jax.Array:
     """Returns an array in the dtype of records, with finite numbers if required."""
     if finite and jnp.issubdtype(x.dtype, jnp.floating):
         x = within_range(x)
+    dtype = _recorded_dtype(x.dtype, record_dtype)
     if x.dtype == dtype:
         return x
     narrows = jnp.finfo(dtype).bits < jnp.finfo(x.dtype).bits
@@ -172,17 +171,17 @@ def recorded(x: jax.Array, dtype: jnp.dtype, *, finite: bool) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _convert_zero(
-    zero: jax.Array, dtype: jnp.dtype, zero_dtype: jnp.dtype, finite: bool
+    zero: jax.Array, dtype: jnp.dtype, record_dtype: DTypeLike | None, finite: bool
 ) -> jax.Array:
     """Converts a zero to the dtype of an output, and cotangents to records."""
-    del zero_dtype, finite
+    del record_dtype, finite
     return zero.astype(dtype)
 
 
 _convert_zero.defvjp(
-    lambda zero, dtype, zero_dtype, finite: (zero.astype(dtype), None),
-    lambda dtype, zero_dtype, finite, _, cotangent: (
-        recorded(cotangent, zero_dtype, finite=finite),
+    lambda zero, dtype, record_dtype, finite: (zero.astype(dtype), None),
+    lambda dtype, record_dtype, finite, _, cotangent: (
+        recorded(cotangent, record_dtype, finite=finite),
     ),
 )
 
@@ -207,9 +206,9 @@ def _record(
         operands[place] = lax.stop_gradient(operands[place])
     (output,) = bind(step.eqn, operands)
     finite = use.index in recording.finite_operands, use.index in recording.finite_cotangents
-    record = recorded(operand, recording.type_of(operand), finite=finite[0])
+    record = recorded(operand, recording.dtype, finite=finite[0])
     if finite[1] or zero.dtype != output.dtype:
-        zero = _convert_zero(zero, output.dtype, zero.dtype, finite[1])
+        zero = _convert_zero(zero, output.dtype, recording.dtype, finite[1])
     return [output + zero], record
 
 
@@ -230,8 +229,7 @@ def weighted_pairs(use: Use, records: Records, differences: bool) -> list[Weight
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
         # Stored, since XLA may round sums of products differently each time.
-        dtype = recorded_dtype(total.dtype, records.factor_dtype)
-        total = materialize(recorded(total, dtype, finite=True))
+        total = materialize(recorded(total, records.factor_dtype, finite=True))
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
