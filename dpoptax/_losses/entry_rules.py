@@ -1,4 +1,4 @@
-"""Defines the rules for lookups, and for additions to or concatenations with data."""
+"""Finds the rule of a use, and defines those for lookups and for additions to data."""
 
 import dataclasses
 import math
@@ -12,13 +12,18 @@ from jax.extend.core import JaxprEqn
 
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.program import DerivedValue, PrivateValue, Step
-from dpoptax._losses.rules import FactorLayout, Rule
+from dpoptax._losses.rules import Convolution, Dot, FactorLayout, Rule
 from dpoptax._support.jaxprs import bind, type_of
 from dpoptax._support.tree import is_real
 from dpoptax._support.xla import materialize
 
+_CONTRACTIONS: dict[str, type[Dot | Convolution]] = {
+    "dot_general": Dot,
+    "conv_general_dilated": Convolution,
+}
 
-def find_entry_rule(
+
+def find_rule(
     step: Step, place: int, value: DerivedValue, parameters: Sequence[ShapedArray]
 ) -> tuple[Rule, int] | None:
     """Returns a use's rule and the position of its data operand, or `None`.
@@ -30,7 +35,9 @@ def find_entry_rule(
     if not private or not all(is_real(v.aval.dtype) for v in step.outputs):
         return None
     rule: Rule | None = None
-    if name == "gather" and place == 0:
+    if name in _CONTRACTIONS and all(is_real(v.aval.dtype) for v in step.operands):
+        rule = _CONTRACTIONS[name].build(eqn, place)
+    elif name == "gather" and place == 0:
         rule = Lookup.build_gather(eqn)
     elif name == "dynamic_slice" and place == 0 and len(private) == 1:
         rule = Lookup.build_slice(eqn, private[0] - 1)
