@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def split_sum(factored: FactoredGradients, examples: int) -> SumParts:
     return SumParts(dense, lookups, number, ratio, longest, block)
 
 
-def _lookup_terms(cut: SumParts) -> dict[str, float]:
+def _lookup_terms(cut: SumParts) -> dict[str, Any]:
     """Returns the arguments that the sum of lookups shares with the bound of its rounding."""
     terms = sum(map(terms_per_entry, cut.lookups))
     return {"terms": terms, "ratio": cut.ratio, "largest_summand": cut.largest_summand}
