@@ -26,15 +26,11 @@ _REMEDIES = {
 _SMALLEST_BOUND = 1e-12
 
 
-class Clip(abc.ABC):
-    """Defines how a per-example gradient is bounded.
+class Encoding:
+    """Holds the encoding of a clip; by default none, because most clips only scale gradients.
 
-    A geometry assigns the gradient's leaves to groups, and scales each group by a factor computed
-    from the groups' l2 norms. The scaled gradient has an l2 norm of at most `sensitivity`, for
-    every input. Subclasses are frozen dataclasses.
-
-    Most clips only scale gradients. One that bounds another quantity encodes gradients before they
-    are scaled, and decodes the noisy mean.
+    A clip that bounds another quantity than the gradient encodes gradients before they are scaled,
+    and decodes the noisy mean.
 
     Attributes:
       encodes: whether `encode` differs from the identity.
@@ -51,24 +47,6 @@ class Clip(abc.ABC):
     own_stage: ClassVar[str | None] = None
     selects: ClassVar[bool] = False
 
-    @property
-    @abc.abstractmethod
-    def sensitivity(self) -> float:
-        """Returns the largest l2 norm that one example can add to a `ClippedSum`."""
-
-    @abc.abstractmethod
-    def factors(self, norms: jax.Array) -> jax.Array:
-        """Maps float32 upper bounds of norms, (…, groups), to factors of the same shape.
-
-        For every t ≥ 0, t · factor(t) must be at most the group's bound. An example is scaled by
-        the factor of an upper bound of its norm, so it also stays below the bound. If the factor is
-        not finite, such as C/t at 0, the group adds zero.
-        """
-
-    def groups(self, tree: PyTree) -> list[int]:
-        """Returns the group of each leaf, in the order of `jax.tree.leaves`; here 0."""
-        return [0] * len(jax.tree.leaves(tree))
-
     def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
         """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
 
@@ -81,6 +59,7 @@ class Clip(abc.ABC):
     def scaling(self, reference: PyTree) -> "Clip":
         """Returns the clip whose factors `encode` scales gradients by; here itself."""
         del reference
+        assert isinstance(self, Clip)
         return self
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
@@ -101,6 +80,33 @@ class Clip(abc.ABC):
         """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
         del reference
         return mean
+
+
+class Clip(Encoding, abc.ABC):
+    """Defines how a per-example gradient is bounded.
+
+    A geometry assigns the gradient's leaves to groups, and scales each group by a factor computed
+    from the groups' l2 norms. The scaled gradient has an l2 norm of at most `sensitivity`, for
+    every input. Subclasses are frozen dataclasses.
+    """
+
+    @property
+    @abc.abstractmethod
+    def sensitivity(self) -> float:
+        """Returns the largest l2 norm that one example can add to a `ClippedSum`."""
+
+    @abc.abstractmethod
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Maps float32 upper bounds of norms, (…, groups), to factors of the same shape.
+
+        For every t ≥ 0, t · factor(t) must be at most the group's bound. An example is scaled by
+        the factor of an upper bound of its norm, so it also stays below the bound. If the factor is
+        not finite, such as C/t at 0, the group adds zero.
+        """
+
+    def groups(self, tree: PyTree) -> list[int]:
+        """Returns the group of each leaf, in the order of `jax.tree.leaves`; here 0."""
+        return [0] * len(jax.tree.leaves(tree))
 
 
 @dataclasses.dataclass(frozen=True)

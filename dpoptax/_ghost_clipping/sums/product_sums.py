@@ -99,9 +99,11 @@ def sum_products(
         (merge_examples(rows)[0], merge_examples(weigh_values(columns, coefficients))[0])
         for rows, columns in cut.lookups
     ]
-    add = functools.partial(
-        integer_sums.add_lookups, examples=examples, bound=bound, **_lookup_terms(cut)
-    )
+
+    def add(table: jax.Array, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+        terms = _lookup_terms(cut)
+        return integer_sums.add_lookups(table, lookups, examples=examples, bound=bound, **terms)
+
     return jax.vmap(add)(table, lookups)
 
 
