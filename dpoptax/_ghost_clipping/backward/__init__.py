@@ -10,6 +10,6 @@ dense layer `y = x @ w` and a batch of B examples, the types are:
   sums of uses to arrays like the parameters.
 - `BatchDevices`: the devices that share the examples.
 
-The engines are `streamed_sum`, where c_i comes from the clip of `w` alone, and `recomputed_sum`,
-where a first turn gives c_i, (B,), and a limit for each summand of the second turn (`PartLimits`).
+There are two engines. In `streamed_sum`, c_i comes from the clip of `w` alone. In `recomputed_sum`,
+a first turn gives c_i, (B,), and a limit for each summand of the second turn (`PartLimits`).
 """
