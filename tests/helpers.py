@@ -182,7 +182,7 @@ def cancellations():
 def sum_by(engine, loss_fn, clip, points, batch, mask, keys=None):
     """Returns the total of `per_example_sum` or `ghost_clipped_sum`, for a loss without aux."""
     examples = Examples(batch, mask, WholeBatch(len(mask)), keys)
-    loss = trace_batch(loss_fn, points, examples, has_aux=False)
+    loss, points = trace_batch(loss_fn, points, examples, has_aux=False)
     if engine is per_example_sum:
         return engine(loss, points, examples, clip=clip)[0]
     return engine(read_program(loss), clip, points, examples)[0]

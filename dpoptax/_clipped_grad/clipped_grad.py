@@ -283,9 +283,7 @@ def _over_devices(
         raise ValueError(f"`param_specs` needs a `mesh`, got param_specs={param_specs}.")
     layout = sharding.make_layout(mesh, axis_name, param_specs)
     if sums.engine.in_backward:
-        from dpoptax._clipped_grad.mesh_devices import sum_in_backward
-
-        total = sum_in_backward(sums, layout, clip.sensitivity)
+        total = sharding.sum_in_backward(sums, layout, clip.sensitivity)
     else:
         total = sharding.sum_over_devices(
             sums, layout, scatter=not clip.encodes, bound=clip.sensitivity

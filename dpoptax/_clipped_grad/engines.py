@@ -17,14 +17,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dpoptax._clipped_grad.engine import Engine
-from dpoptax._clipped_grad.microbatches import check_microbatch_size
+from dpoptax._clipped_grad.microbatches import Engine, check_microbatch_size
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clips.clip import Clip
 from dpoptax._clips.clipping_functions import PerLayerClip
@@ -34,9 +33,6 @@ from dpoptax._losses.zero_gradients import warn_of_unused
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of, rounds_products
-
-if TYPE_CHECKING:
-    from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
 
 _METHODS = ("auto", "vmap", "recompute", "streaming")
 # Methods that sum each use of a parameter during the backward pass.
@@ -83,9 +79,23 @@ def choose_engine(options: Options) -> Engine:
       ValueError: an option is unknown, or excludes another.
     """
     check_options(options)
-    if options.method in _IN_BACKWARD:
-        return _in_backward(options)
-    return _per_example_gradients(options) if options.needs_gradients else _ghost_clipping(options)
+    clip = options.clip
+    sums: Callable[..., tuple[PyTree, PyTree]]
+    if options.needs_gradients:
+        sums = functools.partial(per_example_sum, clip=clip, grid=options.grid)
+        return Engine(sums, lambda params, total: total)
+    if options.method not in _IN_BACKWARD:
+        from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+
+        return Engine(
+            _after_reading(ghost_clipped_sum, options), functools.partial(join_sums, clip)
+        )
+    if options.method == "streaming":
+        from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums
+    else:
+        from dpoptax._ghost_clipping.backward.recomputed_sum import recomputed_sum as sums
+    join = lambda params, total: clip.join(*total)  # noqa: E731
+    return Engine(_after_reading(sums, options), join, in_backward=True)
 
 
 def check_options(options: Options) -> None:
@@ -132,40 +142,13 @@ def _check_in_backward(options: Options) -> None:
         )
 
 
-def _per_example_gradients(options: Options) -> Engine:
-    sums = functools.partial(per_example_sum, clip=options.clip, grid=options.grid)
-    return Engine(sums, lambda params, total: total)
-
-
-def _ghost_clipping(options: Options) -> Engine:
-    from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
-
-    join = functools.partial(join_sums, options.clip)
-    return Engine(_after_reading(ghost_clipped_sum, options), join)
-
-
-def _in_backward(options: Options) -> Engine:
-    """Returns an engine that sums each use of a parameter during the backward pass."""
-    sums: Callable[..., tuple[PyTree, PyTree]]
-    if options.method == "streaming":
-        from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums
-    else:
-        from dpoptax._ghost_clipping.backward.recomputed_sum import recomputed_sum as sums
-
-    def join(params: PyTree, total: tuple[PyTree, jax.Array | None]) -> PyTree:
-        del params
-        return options.clip.join(*total)
-
-    return Engine(_after_reading(sums, options), join, in_backward=True)
-
-
 def _after_reading(
     sums: Callable[..., tuple[PyTree, PyTree]], options: Options
 ) -> Callable[..., tuple[PyTree, PyTree]]:
     """Returns an engine's `sum` that reads the program of the loss and passes it to `sums`."""
 
     def total(
-        loss: TracedLoss, points: GradientPoints, examples: Examples, **over: "BatchDevices"
+        loss: TracedLoss, points: GradientPoints, examples: Examples, **over: Any
     ) -> tuple[PyTree, PyTree]:
         program, dtype = read_program(loss), options.factor_dtype
         if program.unused:

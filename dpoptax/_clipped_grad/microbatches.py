@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
-from dpoptax._clipped_grad.engine import Engine
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_batch
 from dpoptax._points.points import GradientPoints
@@ -21,15 +20,33 @@ from dpoptax._support.jaxprs import equations
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of
 
-if TYPE_CHECKING:
-    from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
-
 # Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for scatters.
 _REWRITTEN = re.compile("conv_general_dilated|select_and_scatter_add")
 _ORDERED = re.compile("(select_and_)?scatter(-(add|sub|mul)|_add)?|(bcoo|bcsr|coo|csr)_.*")
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
+
+
+# `sum(loss, points, examples)` returns the total and the auxiliary outputs at the first point. The
+# sums of micro-batches can be added. Engines that sum in the backward pass also take `devices`.
+EngineSum: TypeAlias = Callable[..., tuple[PyTree, PyTree]]
+
+
+class Engine(NamedTuple):
+    """Computes clipped sums.
+
+    Attributes:
+      sum: sums one micro-batch; see `EngineSum`.
+      join: `join(params, total)` returns a total shaped like the parameters, or as the clip encodes
+        it. It runs after the loop over micro-batches, which then carries fewer arrays.
+      in_backward: whether the engine sums during the backward pass. On a mesh, it then adds sums
+        over devices itself, and the compiler shards the loss.
+    """
+
+    sum: EngineSum
+    join: Callable[[PyTree, PyTree], PyTree]
+    in_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,17 +94,18 @@ class BatchSum:
         mask: jax.Array,
         key: jax.Array | None,
         whole: WholeBatch,
-        **over: "BatchDevices",
+        **over: Any,
     ) -> tuple[PyTree, PyTree]:
         """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
         batch, ids = records
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         everything = Examples(batch, mask, whole, keys)
-        loss = trace_batch(self.loss_fn, points, everything, has_aux=self.has_aux)
+        loss, points = trace_batch(self.loss_fn, points, everything, has_aux=self.has_aux)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys
-            return self.engine.sum(loss, points, Examples(batch, mask, whole, keys), **over)
+            examples = Examples(batch, loss.separate(mask), whole, keys)
+            return self.engine.sum(loss, points, examples, **over)
 
         sums = _rewrite_for_xla(microbatch_sum, private=True)
         return _in_microbatches(sums, self._size(loss, len(mask)))((batch, keys), mask)

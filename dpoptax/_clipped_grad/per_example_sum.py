@@ -10,7 +10,6 @@ import functools
 import operator
 
 import jax
-import jax.numpy as jnp
 
 from dpoptax._clipped_sum.clip_per_example import sum_clipped
 from dpoptax._clips.clip import Clip
@@ -44,14 +43,8 @@ def per_example_sum(
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
         grads, aux = zip(*(differentiate(x, example, key) for x in points.points), strict=True)
-        total = jax.tree.map(combine, *grads)
-        if points.tangent is not None:
-            at_first = lambda x: differentiate(x, example, key)[0]  # noqa: E731
-            _, derivative = jax.jvp(at_first, points.points[:1], (points.tangent,))
-            total = jax.tree.map(jnp.add, total, derivative)
-        return total, aux[0]
+        return jax.tree.map(combine, *grads), aux[0]
 
     grads, aux = jax.vmap(gradient)(examples.batch, examples.keys)
-    mask = loss.separate(examples.mask)
-    total = sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=examples.whole)
-    return total, aux
+    mask, whole = examples.mask, examples.whole
+    return sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=whole), aux

@@ -4,6 +4,7 @@ A rule gets an equation and the `Constants` of the program around it. It returns
 operands that replaces the operation, or `None`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -25,34 +26,47 @@ _INDEX_ARITHMETIC = frozenset(
 
 
 class Constants:
-    """Evaluates the arrays of a program that depend on none of its inputs."""
+    """Evaluates the arrays of a program that depend on none of its inputs, when asked for one.
 
-    def __init__(self, program: Jaxpr | ClosedJaxpr) -> None:
-        jaxpr = open_jaxpr(program)
-        consts = zip(jaxpr.constvars, getattr(program, "consts", ()), strict=False)
-        self._values: dict[Var, Any] = {
-            v: x for v, x in consts if not isinstance(x, jax.core.Tracer)
-        }
-        self._outside: dict[Var, tuple[Constants, Var | Literal]] = {}
-        self._known = set(self._values)
-        self._definitions: dict[Var, tuple[JaxprEqn, int]] = {}
-        self._define(jaxpr)
+    `around` is the equation that holds the program, and the constants of the program around it.
+    """
 
-    def _define(self, jaxpr: Jaxpr) -> None:
-        for eqn in jaxpr.eqns:
-            self._definitions |= {v: (eqn, i) for i, v in enumerate(eqn.outvars)}
-            if eqn.primitive.name in _INDEX_ARITHMETIC and all(map(self._is_known, eqn.invars)):
-                self._known.update(eqn.outvars)
+    def __init__(
+        self,
+        program: Jaxpr | ClosedJaxpr,
+        around: "tuple[JaxprEqn, Constants] | None" = None,
+    ) -> None:
+        self._jaxpr, self._around = open_jaxpr(program), around
+        self._consts = getattr(program, "consts", ())
 
-    def inside(self, eqn: JaxprEqn, program: Jaxpr | ClosedJaxpr) -> "Constants":
-        """Returns the constants of a program inside an equation."""
-        found, jaxpr = Constants(program), open_jaxpr(program)
-        if eqn.primitive.name in PROGRAM_CALLS and len(jaxpr.invars) == len(eqn.invars):
-            pairs = zip(jaxpr.invars, eqn.invars, strict=True)
-            found._outside = {v: (self, x) for v, x in pairs if self._is_known(x)}
-            found._known |= set(found._outside)
-            found._define(jaxpr)
-        return found
+    @functools.cached_property
+    def _values(self) -> dict[Var, Any]:
+        consts = zip(self._jaxpr.constvars, self._consts, strict=False)
+        return {v: x for v, x in consts if not isinstance(x, jax.core.Tracer)}
+
+    @functools.cached_property
+    def _outside(self) -> "dict[Var, tuple[Constants, Var | Literal]]":
+        """The inputs that are constants of the program around it."""
+        if self._around is None:
+            return {}
+        (eqn, constants), inputs = self._around, self._jaxpr.invars
+        if eqn.primitive.name not in PROGRAM_CALLS or len(inputs) != len(eqn.invars):
+            return {}
+        pairs = zip(inputs, eqn.invars, strict=True)
+        return {v: (constants, x) for v, x in pairs if constants._is_known(x)}
+
+    @functools.cached_property
+    def _definitions(self) -> dict[Var, tuple[JaxprEqn, int]]:
+        return {v: (eqn, i) for eqn in self._jaxpr.eqns for i, v in enumerate(eqn.outvars)}
+
+    @functools.cached_property
+    def _known(self) -> set[Var]:
+        known = {*self._values, *self._outside}
+        for eqn in self._jaxpr.eqns:
+            operands = (v for v in eqn.invars if not isinstance(v, Literal))
+            if eqn.primitive.name in _INDEX_ARITHMETIC and known.issuperset(operands):
+                known.update(eqn.outvars)
+        return known
 
     def definition(self, atom: Var | Literal) -> JaxprEqn | None:
         """Returns the equation that computes an array, `None` for inputs and constants."""
@@ -87,7 +101,7 @@ def applies(rule: Rule, program: Jaxpr | ClosedJaxpr, constants: Constants | Non
     constants = constants or Constants(program)
     return any(
         rule(eqn, constants) is not None
-        or any(applies(rule, x, constants.inside(eqn, x)) for x in inner_programs(eqn.params))
+        or any(applies(rule, x, Constants(x, (eqn, constants))) for x in inner_programs(eqn.params))
         for eqn in open_jaxpr(program).eqns
     )
 
@@ -133,7 +147,7 @@ def _rewrite_inside(eqn: JaxprEqn, rule: Rule, constants: Constants) -> JaxprEqn
             return type(param)(map(rewrite, param))
         if not isinstance(param, (Jaxpr, ClosedJaxpr)):
             return param
-        own = constants.inside(eqn, param)
+        own = Constants(param, (eqn, constants))
         if not applies(rule, param, own):
             return param
         closed = param if isinstance(param, ClosedJaxpr) else ClosedJaxpr(param, ())

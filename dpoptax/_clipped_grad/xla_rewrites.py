@@ -5,7 +5,7 @@ batch groups, and `jax.vmap` makes groups of examples from them. XLA computes a 
 all others, multiplied by zero. So a non-finite number in one example becomes NaN in all.
 `_split_features` uses feature groups instead, which XLA keeps separate on all platforms.
 
-Speed, on CPU only and with `REWRITE_FOR_CPU`: XLA's fast convolutions require channels last. XLA
+Speed, on CPU only: XLA's fast convolutions require channels last. XLA
 converts convolutions to this order, except inside loops. It also computes the gradient of
 max-pooling with a scatter on one thread. Without these rewrites, micro-batched steps of small CNNs
 are several times slower.
@@ -23,16 +23,13 @@ from jax.extend.core import JaxprEqn, Primitive
 
 from dpoptax._clipped_grad.rewriting import Constants
 
-REWRITE_FOR_CPU = True
-"""Whether to rewrite convolutions and max-pooling that are slow on CPU."""
-
 
 def rule(eqn: JaxprEqn, constants: Constants) -> Callable[..., jax.Array] | None:
     """Returns the replacement of a convolution or pooling, `None` for all other operations."""
     del constants
     if eqn.primitive is lax.conv_general_dilated_p and _wants_convolution(eqn):
         return functools.partial(_rewrite_convolution, eqn)
-    if eqn.primitive is lax.select_and_scatter_add_p and REWRITE_FOR_CPU and windows_are_apart(eqn):
+    if eqn.primitive is lax.select_and_scatter_add_p and windows_are_apart(eqn):
         return functools.partial(_rewrite_pooling, eqn)
     return None
 
@@ -40,8 +37,7 @@ def rule(eqn: JaxprEqn, constants: Constants) -> Callable[..., jax.Array] | None
 def _wants_convolution(eqn: JaxprEqn) -> bool:
     """Returns whether to rewrite a convolution, for its order of axes or batch groups."""
     given = eqn.params["dimension_numbers"]
-    slow = REWRITE_FOR_CPU and given != _channels_last(len(given.lhs_spec))
-    return slow or eqn.params["batch_group_count"] > 1
+    return given != _channels_last(len(given.lhs_spec)) or eqn.params["batch_group_count"] > 1
 
 
 def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -> jax.Array:
@@ -61,11 +57,7 @@ def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -
         )
         return _reorder_axes(out, last.out_spec, given.out_spec)
 
-    def unchanged(images: jax.Array, kernels: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated_p.bind(images, kernels, **params)
-
-    if not REWRITE_FOR_CPU:
-        return unchanged(images, kernels)
+    unchanged = functools.partial(lax.conv_general_dilated_p.bind, **params)
     return lax.platform_dependent(images, kernels, cpu=convolve_channels_last, default=unchanged)
 
 
@@ -105,14 +97,12 @@ def windows_are_apart(eqn: JaxprEqn) -> bool:
 
 def _rewrite_pooling(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> jax.Array:
     """Computes the same gradient, on CPU by comparing the entries of each window."""
-
-    def compare_entries(source: jax.Array, operand: jax.Array) -> jax.Array:
-        return select_and_place(source, operand, **eqn.params)
-
-    def unchanged(source: jax.Array, operand: jax.Array) -> jax.Array:
-        return eqn.primitive.bind(source, operand, **eqn.params)
-
-    return lax.platform_dependent(source, operand, cpu=compare_entries, default=unchanged)
+    compare_entries = functools.partial(select_and_place, **eqn.params)
+    unchanged = functools.partial(eqn.primitive.bind, **eqn.params)
+    found: jax.Array = lax.platform_dependent(
+        source, operand, cpu=compare_entries, default=unchanged
+    )
+    return found
 
 
 def select_and_place(

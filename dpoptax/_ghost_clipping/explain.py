@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from dpoptax._ghost_clipping.cost_model import kept_share
 from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._ghost_clipping.plan import Plan, Product
-from dpoptax._ghost_clipping.precision import kept_share
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.program import Program, Use
 from dpoptax._losses.read_program import read_program
-from dpoptax._losses.trace_loss import TracedLoss, trace_loss
+from dpoptax._losses.trace_loss import trace_loss
 from dpoptax._losses.zero_gradients import (
     describe_constant,
     describe_unused,
@@ -116,7 +116,6 @@ def explain(
     has_aux: bool = False,
     batch_size: int = 64,
     num_points: int = 1,
-    tangent: bool = False,
     frozen: PyTree = None,
 ) -> Explanation:
     """Explains how `clipped_grad` computes each parameter's norms and sum.
@@ -135,7 +134,6 @@ def explain(
         here.
       num_points: the number of gradient points: 2 for DiSK, k for DP-PMLF. The cheapest method
         depends on it.
-      tangent: whether a Hessian-vector product is added, as for DiSK at γ = 0.
       frozen: arrays that are not trained, or their shape structs. If given, the loss gets them as
         `frozen=`, as in `training.fit`.
 
@@ -161,43 +159,30 @@ def explain(
     if num_points < 1:
         raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
 
-    def read(loss: Callable[..., PyTree]) -> Explanation:
-        traced = trace_loss(loss, params, example, key, has_aux=has_aux, has_tangent=tangent)
-        return _explain(traced, params, batch_size, num_points, tangent=tangent)
+    found: list[tuple[frozenset[int], list[ParameterExplanation], int]] = []
 
-    found: list[Explanation] = []
     # Frozen arrays are traced as an argument, like those of a jitted step.
-    jax.eval_shape(
-        lambda arrays: found.append(
-            read(loss_fn if arrays is None else functools.partial(loss_fn, frozen=arrays))
-        ),
-        frozen,
-    )
-    zeros = _zero_gradients(loss_fn, params, example, key, has_aux, frozen)
-    return _with_zeros(found[0], zeros)
+    def read(frozen: PyTree) -> None:
+        loss = loss_fn if frozen is None else functools.partial(loss_fn, frozen=frozen)
+        traced = trace_loss(loss, params, example, key, has_aux=has_aux)
+        size = microbatch_rule(traced, batch_size, device_of(None).platform)
+        program = read_program(traced)
+        plan = make_plan(program, size, num_points)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        rows = [
+            _explain_parameter(program, plan, num_points, leaf, jax.tree_util.keystr(path))
+            for leaf, (path, _) in enumerate(leaves)
+        ]
+        found.append((program.unused, rows, size))
 
-
-def _explain(
-    traced: TracedLoss,
-    params: PyTree,
-    batch_size: int,
-    num_points: int,
-    *,
-    tangent: bool,
-) -> Explanation:
-    program = read_program(traced)
-    size = microbatch_rule(traced, batch_size, device_of(None).platform)
-    plan = make_plan(program, size, num_points, has_tangent=tangent)
-    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    count = num_points + tangent
-    rows = []
-    for leaf, path in enumerate(paths):
-        row = _explain_parameter(program, plan, count, leaf, path)
-        if leaf in program.unused:
-            row = dataclasses.replace(row, rule="zero", vanishes=True)
-        rows.append(row)
-    notes = [describe_unused(program.unused, params), _describe_shortened(rows)]
-    return Explanation(tuple(rows), "\n\n".join(filter(None, notes)), batch_size, size)
+    jax.eval_shape(read, frozen)
+    ((unused, rows, size),) = found
+    zeros = unused | _zero_gradients(loss_fn, params, example, key, has_aux, frozen)
+    for leaf in zeros:
+        rows[leaf] = dataclasses.replace(rows[leaf], rule="zero", vanishes=True)
+    constant = describe_constant([rows[leaf].parameter for leaf in sorted(zeros - unused)])
+    notes = filter(None, [constant, describe_unused(unused, params), _describe_shortened(rows)])
+    return Explanation(tuple(rows), "\n\n".join(notes), batch_size, size)
 
 
 def _zero_gradients(
@@ -216,16 +201,6 @@ def _zero_gradients(
         return out[0] if has_aux else out
 
     return find_zero_gradients(loss, params, example, key, frozen)
-
-
-def _with_zeros(found: Explanation, zeros: frozenset[int]) -> Explanation:
-    """Adds parameters with zero gradients that a trace does not show."""
-    rows = list(found.rows)
-    names = [rows[leaf].parameter for leaf in sorted(zeros) if not rows[leaf].vanishes]
-    for leaf in zeros:
-        rows[leaf] = dataclasses.replace(rows[leaf], rule="zero", vanishes=True)
-    notes = filter(None, [describe_constant(names), found.note])
-    return dataclasses.replace(found, rows=tuple(rows), note="\n\n".join(notes))
 
 
 def _describe_shortened(rows: list[ParameterExplanation]) -> str:
@@ -262,11 +237,9 @@ def _explain_parameter(
     products = [p for p in plan.products if p.leaf == leaf]
     if not products:
         return ParameterExplanation(path, shape, "none", "zero", 0, False, "")
-    rules = ", ".join(sorted({_method_text(p) for p in products}))
-    cost = sum(_product_cost(product, points) for product in products)
-    kept = min(_kept_share(product, points) for product in products)
-    forms = any(p.method == "form" for p in products)
-    return ParameterExplanation(path, shape, named, rules, cost, forms, "", kept=kept)
+    texts, costs, kept = zip(*(_explain_product(p, points) for p in products), strict=True)
+    rules, forms = ", ".join(sorted(set(texts))), any(p.method == "form" for p in products)
+    return ParameterExplanation(path, shape, named, rules, sum(costs), forms, "", kept=min(kept))
 
 
 def _operations(uses: list[Use]) -> str:
@@ -275,25 +248,14 @@ def _operations(uses: list[Use]) -> str:
     return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())
 
 
-def _method_text(product: Product) -> str:
-    return _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
-
-
-def _positions(product: Product, points: int) -> int:
-    return sum(m.positions * m.segments(points) for m in product.members)
-
-
-def _kept_share(product: Product, points: int) -> float:
-    if all(member.use.rule.is_lookup for member in product.members):
-        return 1.0  # inner products with one-hot factors are exact
-    return kept_share(product.method, _positions(product, points), *product.layout.sizes[1:])
-
-
-def _product_cost(product: Product, points: int) -> int:
+def _explain_product(product: Product, points: int) -> tuple[str, int, float]:
+    """Returns the method of a product, its multiply-adds, and the share that rounding leaves."""
     groups, rows, columns = product.layout.sizes
-    positions = _positions(product, points)
+    positions = sum(m.positions * m.segments(points) for m in product.members)
     work = positions * rows * columns
-    norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}[
-        product.method
-    ]
-    return groups * (work + norm)
+    norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}
+    text = _METHOD_TEXTS[product.method] + (", pulled back" if product.is_pulled else "")
+    # Inner products with one-hot factors are exact.
+    exact = all(member.use.rule.is_lookup for member in product.members)
+    kept = 1.0 if exact else kept_share(product.method, positions, rows, columns)
+    return text, groups * (work + norm[product.method]), kept

@@ -6,6 +6,8 @@ to form than to represent by factors.
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 
 import numpy as np
@@ -20,48 +22,21 @@ from dpoptax._ghost_clipping.plan import (
 )
 from dpoptax._losses.derived_views import find_tiles, find_view
 from dpoptax._losses.program import Program, Use
+from dpoptax._losses.rules import FactorLayout
 from dpoptax._losses.views import AxisRuns, View
 
 # A view's offset in its parameter, and its axes as groups, rows and columns.
 _LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
 
 
-@dataclasses.dataclass(frozen=True)
-class FactorSlice:
-    """Selects the slice of a factor that belongs to one of concatenated parameters.
-
-    The last axis of the factor is reshaped to `shape`, and sliced along `axis`.
-    """
-
-    acts_on_rows: bool
-    shape: tuple[int, ...]
-    axis: int
-    start: int
-    size: int
-
-    def __call__(self, segment: Segment) -> Segment:
-        factor = segment.rows if self.acts_on_rows else segment.columns
-        lead = factor.shape[:-1]
-        part = lax.slice_in_dim(
-            factor.reshape(*lead, *self.shape), self.start, self.start + self.size,
-            axis=len(lead) + self.axis,
-        ).reshape(*lead, -1)  # fmt: skip
-        return segment._replace(**{"rows" if self.acts_on_rows else "columns": part})
-
-
-def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool = False) -> Plan:
-    """Returns the plan for `examples` at `points` gradient points.
-
-    `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. It costs
-    as much as one more point. Gradients are then not pulled back, because the derivatives of the
-    fixed arrays along the tangent are not represented by factors.
-    """
+def make_plan(program: Program, examples: int, points: int) -> Plan:
+    """Returns the plan for `examples` at `points` gradient points."""
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
         planned = read_use(use)
         members = _read_concatenated(use) if planned is None else [planned]
-        if not members and not has_tangent:
+        if not members:
             members = _pull_back_use(program, use, points)
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
@@ -70,7 +45,7 @@ def make_plan(program: Program, examples: int, points: int, *, has_tangent: bool
     joined = {}
     for leaf, members in leaf_uses.items():
         shape = tuple(program.parameters[leaf].shape)
-        found = _join_uses(members, (examples, points + has_tangent), shape)
+        found = _join_uses(members, (examples, points), shape)
         if found is None:
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
@@ -135,7 +110,7 @@ def read_use(use: Use) -> PlannedUse | None:
     """
     layout, view = use.rule.layout, find_view(use.value)
     view = None if view is None else view.reshape(layout.split)
-    return None if view is None else PlannedUse(use, view.leaf, layout, view)
+    return None if view is None else PlannedUse(use, layout, view)
 
 
 def _read_concatenated(use: Use) -> list[PlannedUse]:
@@ -152,15 +127,26 @@ def _read_concatenated(use: Use) -> list[PlannedUse]:
     side = layout.rows if axis in layout.rows else layout.columns
     if layout.split != (*first[:axis], length, *first[axis + 1 :]) or axis not in side:
         return []
-    members, start = [], 0
-    shape = tuple(layout.split[i] for i in side)
-    for part in parts:
-        size = part.shape[axis]
-        cut = FactorSlice(side is layout.rows, shape, side.index(axis), start, size)
-        own = dataclasses.replace(layout, split=part.shape)
-        members.append(PlannedUse(use, part.leaf, own, part, cut))
-        start += size
-    return members
+    ends = itertools.accumulate(part.shape[axis] for part in parts)
+    return [
+        PlannedUse(
+            use,
+            dataclasses.replace(layout, split=part.shape),
+            part,
+            functools.partial(_cut, layout, axis, end - part.shape[axis], end),
+        )
+        for part, end in zip(parts, ends, strict=True)
+    ]
+
+
+def _cut(layout: FactorLayout, axis: int, start: int, end: int, segment: Segment) -> Segment:
+    """Returns the factors of the slice of a gradient along one axis of its layout."""
+    name = "rows" if axis in layout.rows else "columns"
+    side, factor = getattr(layout, name), getattr(segment, name)
+    lead, shape = factor.shape[:-1], [layout.split[i] for i in side]
+    whole = factor.reshape(*lead, *shape)
+    part = lax.slice_in_dim(whole, start, end, axis=len(lead) + side.index(axis))
+    return segment._replace(**{name: part.reshape(*lead, -1)})
 
 
 def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
@@ -175,7 +161,7 @@ def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
         view = View.identity(leaf, tuple(program.parameters[leaf].shape)).reshape(layout.split)
         if view is None:
             return []
-        members.append(PlannedUse(use, leaf, layout, view, pull_back_counts=counts))
+        members.append(PlannedUse(use, layout, view, pull_back_counts=counts))
     return members
 
 
@@ -189,13 +175,14 @@ def _join_uses(
     if len(members) == 1:
         return [Product(tuple(members), choose_product_method(members, *counts), shape)]
     by_layout: dict[_LayoutKey, list[PlannedUse]] = {}
-    for member in members:
+    # Lookups first: their rows are one-hot, and they are never swapped.
+    for member in sorted(members, key=lambda member: not member.use.rule.is_lookup):
         view, layout = member.view, member.layout
         groups, rows, columns = map(view.runs, layout.sides)
         key = (view.offset, groups, rows, columns)
         # The gradient of a transposed use is Σ columns ⊗ rows, which joins the others as it is.
         mirror = (view.offset, groups, columns, rows)
-        swapped = key not in by_layout and mirror in by_layout
+        swapped = key not in by_layout and mirror in by_layout and not member.use.rule.is_lookup
         joined = by_layout.setdefault(mirror if swapped else key, [])
         joined.append(dataclasses.replace(member, swapped=swapped))
     if any(m.pull_back_counts for m in members):

@@ -35,12 +35,11 @@ class PullBackCounts:
 class PlannedUse:
     """Pairs a use of a parameter with the layout in which the parameter is read.
 
-    For a dense layer, `use`, `leaf` and `layout` describe everything. The other attributes are for
+    For a dense layer, `use` and `layout` describe everything. The other attributes are for
     tied, concatenated and normalized parameters.
 
     Attributes:
       use: the use.
-      leaf: the parameter.
       layout: the layout of the use, or of the part that belongs to one of several concatenated
         parameters.
       view: the entries of the parameter, cut by `layout`.
@@ -51,12 +50,16 @@ class PlannedUse:
     """
 
     use: Use
-    leaf: int
     layout: FactorLayout
     view: View
     cut: Callable[[Segment], Segment] | None = None
     swapped: bool = False
     pull_back_counts: PullBackCounts | None = None
+
+    @property
+    def leaf(self) -> int:
+        """Returns the parameter."""
+        return self.view.leaf
 
     @property
     def positions(self) -> int:

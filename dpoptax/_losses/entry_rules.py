@@ -1,4 +1,4 @@
-"""Defines the rules for lookups, and for additions to or concatenations with data."""
+"""Finds the rule of a use, and defines those for lookups and for additions to data."""
 
 import dataclasses
 import math
@@ -12,13 +12,18 @@ from jax.extend.core import JaxprEqn
 
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.program import DerivedValue, PrivateValue, Step
-from dpoptax._losses.rules import FactorLayout, Rule, shape_of
-from dpoptax._support.jaxprs import bind
+from dpoptax._losses.rules import Convolution, Dot, FactorLayout, Rule
+from dpoptax._support.jaxprs import bind, type_of
 from dpoptax._support.tree import is_real
 from dpoptax._support.xla import materialize
 
+_CONTRACTIONS: dict[str, type[Dot | Convolution]] = {
+    "dot_general": Dot,
+    "conv_general_dilated": Convolution,
+}
 
-def find_entry_rule(
+
+def find_rule(
     step: Step, place: int, value: DerivedValue, parameters: Sequence[ShapedArray]
 ) -> tuple[Rule, int] | None:
     """Returns a use's rule and the position of its data operand, or `None`.
@@ -30,7 +35,9 @@ def find_entry_rule(
     if not private or not all(is_real(v.aval.dtype) for v in step.outputs):
         return None
     rule: Rule | None = None
-    if name == "gather" and place == 0:
+    if name in _CONTRACTIONS and all(is_real(v.aval.dtype) for v in step.operands):
+        rule = _CONTRACTIONS[name].build(eqn, place)
+    elif name == "gather" and place == 0:
         rule = Lookup.build_gather(eqn)
     elif name == "dynamic_slice" and place == 0 and len(private) == 1:
         rule = Lookup.build_slice(eqn, private[0] - 1)
@@ -79,8 +86,8 @@ class Lookup(Rule):
     @classmethod
     def build_gather(cls, eqn: JaxprEqn) -> "Lookup | None":
         d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-        shape = shape_of(eqn.invars[0].aval)
-        *lookups, _ = indices = shape_of(eqn.invars[1].aval)
+        shape = type_of(eqn.invars[0]).shape
+        *lookups, _ = indices = type_of(eqn.invars[1]).shape
         tables = tuple(map(int, d.operand_batching_dims))
         axis = _indexed_axis(shape, sizes, tables, d.start_index_map)
         if axis is None:
@@ -113,7 +120,7 @@ class Lookup(Rule):
 
     @classmethod
     def build_slice(cls, eqn: JaxprEqn, axis: int) -> "Lookup | None":
-        shape, sizes = shape_of(eqn.invars[0].aval), eqn.params["slice_sizes"]
+        shape, sizes = type_of(eqn.invars[0]).shape, eqn.params["slice_sizes"]
         if _indexed_axis(shape, sizes, (), (axis,)) is None:
             return None
         window, layout = sizes[axis], _table_layout(shape, (), axis)
@@ -183,12 +190,12 @@ class EntryUse(Rule):
 
     @classmethod
     def build(cls, eqn: JaxprEqn, parameter: int) -> "EntryUse":
-        shape = shape_of(eqn.invars[parameter].aval)
+        shape = type_of(eqn.invars[parameter]).shape
         return cls(FactorLayout.last_axis(shape), eqn, parameter, eqn.primitive.name)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns factors with one row per group, which is 1."""
-        operands = [jnp.zeros(shape_of(v.aval), cotangent.dtype) for v in self.eqn.invars]
+        operands = [jnp.zeros(type_of(v).shape, cotangent.dtype) for v in self.eqn.invars]
 
         def result(part: jax.Array) -> jax.Array:
             return bind(self.eqn, [*operands[: self.place], part, *operands[self.place + 1 :]])[0]

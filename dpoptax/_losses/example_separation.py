@@ -53,20 +53,19 @@ _CONSEQUENCE = (
 _Flags: TypeAlias = Sequence[bool]
 
 
-def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> None:
+def check_separate(program: ClosedJaxpr, shared: int) -> None:
     """Raises a TypeError if a loss that is mapped over a batch may mix examples.
 
     Args:
       program: the traced loss.
       shared: the number of leading operands that are parameters. They are the same for all
-        examples, and the loss is differentiated with respect to them.
-      derivatives: the order of the derivatives that are taken.
+        examples, and the loss is differentiated once with respect to them.
     """
     private = [i >= shared for i in range(len(program.jaxpr.invars))]
-    _check_program(program, private, [not own for own in private], derivatives)
+    _check_program(program, private, [not own for own in private])
 
 
-def _check_program(program: ClosedJaxpr, private: _Flags, active: _Flags, derivatives: int) -> None:
+def _check_program(program: ClosedJaxpr, private: _Flags, active: _Flags) -> None:
     if axes := sorted(named_axes(program.effects)):
         raise TypeError(
             f"`loss_fn` must not communicate over the axis {axes[0]!r} (psum, pmean, axis_index). "
@@ -78,13 +77,13 @@ def _check_program(program: ClosedJaxpr, private: _Flags, active: _Flags, deriva
             f"`loss_fn` must not read or write a `jax.Ref` from outside. {_CONSEQUENCE} Return the "
             "values to keep, with has_aux=True."
         )
-    _check_jaxpr(program.jaxpr, private, active, derivatives)
+    _check_jaxpr(program.jaxpr, private, active)
 
 
-def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: int) -> None:
+def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags) -> None:
     """Checks a program whose `private` operands depend on the example.
 
-    Its `active` operands depend on the parameters.
+    It is differentiated with respect to its `active` operands.
     """
     owned: set[Var] = {v for v, own in zip(program.invars, private, strict=True) if own}
     flowing: set[Var] = {v for v, flows in zip(program.invars, active, strict=True) if flows}
@@ -97,7 +96,7 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: i
         if name == HIJAX_CALL and any(own + flows):
             _check_hijax(eqn)
         if name in CUSTOM_DERIVATIVE_CALLS and any(flows):
-            _check_derivative(eqn, own, flows, derivatives)
+            _check_derivative(eqn, own, flows)
         for inner in subprograms(eqn.params):
             # The custom rule replaces the derivative of the inner program.
             through = [name not in CUSTOM_DERIVATIVE_CALLS and f for f in flows]
@@ -105,17 +104,15 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: i
             called = name in PROGRAM_CALLS and len(inner.invars) == len(own)
             flags = [(any(own), any(through))] * len(inner.invars)
             given = list(zip(own, through, strict=True)) if called else flags
-            _check_jaxpr(inner, [o for o, _ in given], [f for _, f in given], derivatives)
+            _check_jaxpr(inner, [o for o, _ in given], [f for _, f in given])
         if any(own):
             owned.update(eqn.outvars)
         if any(flows) and name not in ZERO_DERIVATIVE_PRIMITIVES:
             flowing.update(v for v in eqn.outvars if carries_gradient(type_of(v)))
 
 
-def _check_derivative(eqn: JaxprEqn, private: _Flags, active: _Flags, derivatives: int) -> None:
+def _check_derivative(eqn: JaxprEqn, private: _Flags, active: _Flags) -> None:
     """Checks the derivative of an operation. Cotangents are always private."""
-    if not derivatives:
-        return
     operands = [jax.ShapeDtypeStruct(type_of(v).shape, type_of(v).dtype) for v in eqn.invars]
     moved = [i for i, v in enumerate(eqn.invars) if active[i] and carries_gradient(type_of(v))]
 
@@ -131,8 +128,8 @@ def _check_derivative(eqn: JaxprEqn, private: _Flags, active: _Flags, derivative
 
     cotangents = jax.eval_shape(outputs, *operands)
     program = jax.make_jaxpr(pulled)(operands, cotangents)
-    rest = [True] * len(cotangents)
-    _check_program(program, [*private, *rest], [*active, *rest], derivatives - 1)
+    own = [*private, *(True for _ in cotangents)]
+    _check_program(program, own, [False] * len(own))  # the derivative is not differentiated again
 
 
 def named_axes(effects: Iterable[Any]) -> list[str]:

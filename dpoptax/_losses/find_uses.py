@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from jax.core import ShapedArray
 
 from dpoptax._losses.derived_views import find_nonlinear
-from dpoptax._losses.entry_rules import find_entry_rule
+from dpoptax._losses.entry_rules import find_rule
 from dpoptax._losses.program import (
-    ELEMENTWISE_PRIMITIVES,
     Block,
     DerivedValue,
     Parameter,
@@ -22,15 +21,8 @@ from dpoptax._losses.program import (
     Use,
     Value,
 )
-from dpoptax._losses.read_loops import Repeated
-from dpoptax._losses.rules import Convolution, Dot, Rule
+from dpoptax._losses.rules import Repeated
 from dpoptax._support.jaxprs import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
-from dpoptax._support.tree import is_real
-
-_CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
-    "dot_general": Dot,
-    "conv_general_dilated": Convolution,
-}
 
 
 def has_derivative(step: Step) -> bool:
@@ -115,7 +107,7 @@ class UseFinder:
         flowing = [(i, v) for i, v in derived if v.leaves]
         if not flowing:
             return
-        found = self.find_rule(step, *flowing[0]) if len(flowing) == 1 else None
+        found = find_rule(step, *flowing[0], self.parameters) if len(flowing) == 1 else None
         if found is None:
             steps = math.prod(length for _, length in step.loops)
             reach = steps * max(v.aval.size for v in step.outputs)
@@ -133,23 +125,6 @@ class UseFinder:
         shape = (*(length for length, _ in loops), *output.shape)
         step.use = Use(len(self.uses), whole, rule, value, output, shape, loops, varies)
         self.uses.append(step.use)
-
-    def find_rule(self, step: Step, place: int, value: DerivedValue) -> tuple[Rule, int] | None:
-        """Returns a use's rule and the position of its data operand.
-
-        `value` is the only operand, at `place`, to which a gradient of parameters flows.
-        """
-        eqn, name = step.eqn, step.eqn.primitive.name
-        if name in _CONTRACTION_RULES:
-            real = all(is_real(v.aval.dtype) for v in (*step.operands, *step.outputs))
-            rule = _CONTRACTION_RULES[name].build(eqn, place) if real else None
-            return None if rule is None else (rule, 1 - place)
-        # A rule for a whole parameter that is added or concatenated would save nothing, since its
-        # gradient is at most as large as the cotangent.
-        whole = sum(self.parameters[leaf].size for leaf in value.leaves) <= value.aval.size
-        if name in ELEMENTWISE_PRIMITIVES and whole:
-            return None
-        return find_entry_rule(step, place, value, self.parameters)
 
     def meet_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
         """Records that an operation with `reach` output entries makes parameters opaque."""

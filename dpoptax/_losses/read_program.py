@@ -10,14 +10,14 @@ An operation on derived and private values is a *use* if it has a rule and a gra
 it. Otherwise the parameters behind it become *opaque*: automatic differentiation gives their
 per-example gradients.
 
-`find_uses` finds both. Rare cases are in other files: scans and `jax.checkpoint` in `read_loops`,
-lookups and other operations on entries in `entry_rules`, and used values that are computed from
-parameters in `derived_views`.
+`find_uses` finds both. Rare cases are in other files: lookups and other operations on entries in
+`entry_rules`, and used values that are computed from parameters in `derived_views`.
 """
 
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from dpoptax._losses.example_separation import touches_reference
@@ -31,10 +31,10 @@ from dpoptax._losses.program import (
     PrivateValue,
     Program,
     Result,
+    ScanSlices,
     Step,
     Value,
 )
-from dpoptax._losses.read_loops import read_body
 from dpoptax._losses.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import (
     INLINED_CALLS,
@@ -129,13 +129,44 @@ class Reader:
         elif eqn.primitive.name in _BODIES:
             if eqn.primitive.name == "scan":
                 step.scan_id, self.scan_count = self.scan_count, self.scan_count + 1
-            step.outputs = read_body(step, self.read)
+            step.outputs = self.read_body(step)
         else:
             varies = any(v.varies for v in operands)
             step.outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
         if eqn.effects:
             self.references |= touches_reference(eqn.effects)
         return step.outputs
+
+    def read_body(self, step: Step) -> tuple[Value, ...]:
+        """Reads the body of a scan or a `jax.checkpoint`, and returns the results of the step."""
+        inner, consts = closed_program(step.eqn.params)
+        varies = any(v.varies for v in step.operands)
+        private = [PrivateValue(type_of(v), varies) for v in step.eqn.outvars]
+        if (scan := step.scan_id) is not None:
+            loops = (*step.loops, (scan, step.eqn.params["length"]))
+            inputs = [_scan_input(step, scan, i, type_of(v)) for i, v in enumerate(inner.invars)]
+            step.body = self.read(inner, consts, inputs, loops)
+            return tuple(private)
+        step.body = self.read(inner, consts, step.operands, step.loops)
+        return tuple(
+            inside if isinstance(inside, DerivedValue) else out
+            for inside, out in zip(step.body.results, private, strict=True)
+        )
+
+
+def _scan_input(step: Step, scan_id: int, i: int, aval: ShapedArray) -> Value:
+    """Returns an input of a scan's body, for operand i of the scan."""
+    outer, carry = step.operands[i], step.carry
+    # A carry may depend on the example after the first step, so it is always private.
+    if carry.start <= i < carry.stop:
+        return PrivateValue(aval)
+    if isinstance(outer, PrivateValue):
+        return PrivateValue(aval, outer.varies)
+    if i < carry.start:
+        return outer
+    return dataclasses.replace(
+        outer, aval=aval, scans=(*outer.scans, scan_id), origin=ScanSlices(outer)
+    )
 
 
 def _derive_values(step: Step) -> tuple[DerivedValue, ...]:

@@ -13,14 +13,17 @@ represented by integers, (K, L). The rules for contractions are here, all others
 import dataclasses
 import functools
 import math
-from typing import TypeAlias, cast
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import JaxprEqn
+
+from dpoptax._support.jaxprs import type_of
+from dpoptax._support.tree import PyTree
 
 # The numbers of groups, rows and columns: (K, R, D).
 Sizes: TypeAlias = tuple[int, int, int]
@@ -113,7 +116,7 @@ class Dot(Rule):
     @classmethod
     def build(cls, eqn: JaxprEqn, parameter: int) -> "Dot":
         contracting, batch = eqn.params["dimension_numbers"]
-        shapes = [shape_of(v.aval) for v in eqn.invars]
+        shapes = [type_of(v).shape for v in eqn.invars]
         z, x = shapes[parameter], shapes[1 - parameter]
         z_contract, x_contract = contracting[parameter], contracting[1 - parameter]
         z_batch, x_batch = batch[parameter], batch[1 - parameter]
@@ -157,7 +160,7 @@ class Convolution(Rule):
         if parameter != 1 or p["batch_group_count"] != 1:
             return None
         numbers, groups = p["dimension_numbers"], p["feature_group_count"]
-        shape, out = shape_of(eqn.invars[1].aval), shape_of(eqn.outvars[0].aval)
+        shape, out = type_of(eqn.invars[1]).shape, type_of(eqn.outvars[0]).shape
         # Groups divide the output channels. The kernel of each group is a matrix of offsets and
         # input channels by output channels.
         out_axis, in_axis, *spatial = numbers.rhs_spec
@@ -232,6 +235,55 @@ class Convolution(Rule):
         return x.reshape(self.positions, self.layout.sizes[0], -1)
 
 
-def shape_of(operand: AbstractValue) -> tuple[int, ...]:
-    """Returns the shape of an operand in a trace."""
-    return tuple(cast(ShapedArray, operand).shape)
+@dataclasses.dataclass(frozen=True)
+class Repeated(Rule):
+    """Gives the factors of a use inside scans, for all steps together.
+
+    Steps of scans become positions L. If the value has a slice for each step, they become groups K.
+
+    Attributes:
+      rule: the rule for one step.
+      loops: (length, stacked) of each enclosing scan.
+    """
+
+    rule: Rule
+    loops: tuple[tuple[int, bool], ...]
+    layout: FactorLayout
+    positions: int
+    name: str
+    reads_data: bool
+    is_lookup: bool
+
+    @classmethod
+    def build(cls, rule: Rule, loops: tuple[tuple[int, bool], ...]) -> "Repeated":
+        layout = rule.layout
+        for length, stacked in reversed(loops):
+            layout = layout.stacked(length) if stacked else layout
+        positions = rule.positions * math.prod(n for n, stacked in loops if not stacked)
+        kind = rule.name, rule.reads_data, rule.is_lookup
+        return cls(rule, loops, layout, positions, *kind)
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows, columns = self._map_steps(self.rule.factors)(operand, cotangent)
+        return self._fold_steps(rows), self._fold_steps(columns)
+
+    def row_parts(
+        self, operand: jax.Array, cotangent: jax.Array
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        parts = self._map_steps(self.rule.row_parts)(operand, cotangent)
+        return [(self._fold_steps(rows), self._fold_steps(columns)) for rows, columns in parts]
+
+    def _map_steps(self, factors: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        for _ in self.loops:
+            factors = jax.vmap(factors)
+        return factors
+
+    def _fold_steps(self, factor: jax.Array) -> jax.Array:
+        lead = len(self.loops)
+        stacked = [i for i, (_, s) in enumerate(self.loops) if s]
+        shared = [i for i, (_, s) in enumerate(self.loops) if not s]
+        # Scans over stacked parameters give groups and all others positions, outermost first.
+        order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
+        groups, _, _ = self.layout.sizes
+        trailing = factor.shape[lead + 2 :]
+        return factor.transpose(order).reshape(groups, self.positions, *trailing)

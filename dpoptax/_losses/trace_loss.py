@@ -10,6 +10,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from dpoptax._losses.check_loss import (
+    check_forward,
     check_parameters,
     check_result,
     failure_note,
@@ -20,7 +21,7 @@ from dpoptax._losses.example_separation import (
     check_separate,
     converges_jointly_on_tpu,
 )
-from dpoptax._points.points import GradientPoints
+from dpoptax._points.points import GradientPoints, weigh
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._support.jaxprs import equations
 from dpoptax._support.tree import PyTree
@@ -82,13 +83,41 @@ class TracedLoss:
 
 def trace_batch(
     loss_fn: Callable[..., PyTree], points: GradientPoints, examples: Examples, *, has_aux: bool
-) -> TracedLoss:
-    """Traces a loss for one of the examples."""
+) -> tuple[TracedLoss, GradientPoints]:
+    """Traces a loss for one of the examples, and returns it with points without a tangent."""
+    loss_fn, points = _absorb_tangent(loss_fn, points, has_aux=has_aux)
     example, key = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (examples.batch, examples.keys)
     )
-    params, has_tangent = points.points[0], points.tangent is not None
-    return trace_loss(loss_fn, params, example, key, has_aux=has_aux, has_tangent=has_tangent)
+    return trace_loss(loss_fn, points.points[0], example, key, has_aux=has_aux), points
+
+
+def _absorb_tangent(
+    loss_fn: Callable[..., PyTree], points: GradientPoints, *, has_aux: bool
+) -> tuple[Callable[..., PyTree], GradientPoints]:
+    """Returns a loss and points without a tangent that have the same gradients.
+
+    w ∇ℓ(x) + ∇²ℓ(x) v is the gradient of w ℓ(x) + ⟨∇ℓ(x), v⟩, a loss with one forward derivative.
+    """
+    if points.tangent is None:
+        return loss_fn, points
+    if len(points.points) > 1:
+        raise ValueError(
+            f"A `tangent` must have a single gradient point, got {len(points.points)} points."
+        )
+    (weight,) = points.weights
+
+    def add(value: jax.Array, slope: jax.Array) -> jax.Array:
+        return weigh(value, weight) + slope
+
+    def loss(params: PyTree, *inputs: PyTree) -> PyTree:
+        out, slopes = jax.jvp(lambda x: loss_fn(x, *inputs), (params,), (points.tangent,))
+        if not has_aux:
+            return jax.tree.map(add, out, slopes)
+        is_pair = isinstance(out, tuple) and len(out) == 2
+        return (jax.tree.map(add, out[0], slopes[0]), out[1]) if is_pair else out
+
+    return loss, dataclasses.replace(points, weights=(1.0,), tangent=None)
 
 
 def trace_loss(
@@ -98,14 +127,11 @@ def trace_loss(
     key: jax.Array | jax.ShapeDtypeStruct | None,
     *,
     has_aux: bool,
-    has_tangent: bool = False,
 ) -> TracedLoss:
     """Traces `loss_fn(params, example[, key])`.
 
     Raises an error if the loss may mix examples, and warns of large constants. The arguments are
     arrays or shape structs of one example. `key` is `None` for a loss without randomness.
-    `has_tangent` says whether a Hessian-vector product is added, as for `disk(gamma=0)`. The
-    gradient is then differentiated once more.
     """
     check_parameters(params)
 
@@ -123,7 +149,8 @@ def trace_loss(
     check_result(shapes, has_aux)
     is_mapped = not program.effects and all(map(_is_mapped, equations(program)))
     if not is_mapped:
-        check_separate(program, parameters, derivatives=2 if has_tangent else 1)
+        check_forward(program)
+        check_separate(program, parameters)
     warn_of_constants(program)
     return TracedLoss(function, program, parameters, jax.tree.structure(shapes), is_mapped)
 

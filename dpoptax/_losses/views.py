@@ -168,12 +168,14 @@ class View:
 
         This is the transpose of reading the view.
         """
-        runs = self.runs(tuple(range(len(self.axes))))
         values = self.scale * values if self.scale != 1.0 else values
-        # A permutation of all entries is a transposition, which is faster than a scatter.
-        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in runs):
-            order = sorted(range(len(runs)), key=lambda i: -runs[i][1])
-            return values.reshape([n for n, _ in runs]).transpose(order).reshape(shape)
+        # A permutation of all entries is a transposition, which is faster than a scatter. Axes are
+        # not joined, since a reshape of a sharded axis would gather it.
+        apart = sum(self.axes, ())
+        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in apart):
+            order = sorted(range(len(apart)), key=lambda i: -apart[i][1])
+            return values.reshape([n for n, _ in apart]).transpose(order).reshape(shape)
+        runs = merge_runs(apart)
         # So is the addition of whole rows.
         row = math.prod(shape[1:])
         start, rest = divmod(self.offset, row)

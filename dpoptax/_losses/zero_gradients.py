@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dpoptax._losses.program import Program
 from dpoptax._support.tree import PyTree
@@ -41,13 +42,8 @@ def _is_known(x: object) -> bool:
 
 
 def _moved(params: PyTree, seed: int) -> PyTree:
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    moved = [
-        x + (_MOVED * jax.random.normal(key, jnp.shape(x))).astype(x.dtype)
-        for key, x in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, moved)
+    drawn = optax.tree.random_like(jax.random.key(seed), params)
+    return jax.tree.map(lambda x, change: x + _MOVED * change, params, drawn)
 
 
 def describe_unused(unused: frozenset[int], params: PyTree) -> str:

@@ -37,7 +37,7 @@ class GradientPoints:
       points: the x_j, each shaped like the parameters.
       weights: the w_j, scalars. Python floats are static: they are known while a step is traced,
         and other floats compile it again. Pass float32 arrays for weights that change.
-      tangent: v, shaped like the parameters, for a per-example Hessian-vector product at the first
+      tangent: v, shaped like the parameters, for a per-example Hessian-vector product at a single
         point; `None` for none.
       reference: public data for a clip that follows the run, see `ReferenceState`; `None` for
         none.
@@ -141,8 +141,8 @@ def track_iterates(
       An `optax.GradientTransformation`; `update` needs `params`.
 
     Raises:
-      ValueError: rows are empty or differ in length, there is not one weight per row, or only one
-        of the two tangent arguments is given.
+      ValueError: rows are empty or differ in length, there is not one weight per row, only one of
+        the two tangent arguments is given, or they are given with several rows.
 
     >>> tx = track_iterates(rows=[(1.5, -0.5)], weights=[1.0])   # the look-ahead x + (x − x')/2
     """
@@ -158,9 +158,10 @@ def track_iterates(
         )
     direction = None if tangent_row is None else tuple(float(c) for c in tangent_row)
     fixed = None if callable(weights) else tuple(float(np.float32(w)) for w in weights)
-    if direction is not None and len(direction) != len(mixing[0]):
+    if direction is not None and (len(direction) != len(mixing[0]) or len(mixing) > 1):
         raise ValueError(
-            f"`tangent_row` must have {len(mixing[0])} coefficients, got {tangent_row}."
+            f"`tangent_row` must have {len(mixing[0])} coefficients, for a single row, got "
+            f"{tangent_row} and {len(mixing)} rows."
         )
 
     def scheduled(count: jax.Array) -> dict[str, Any]:

@@ -32,10 +32,11 @@ def disk(
     follows.
 
     Each example needs two gradients, or one if γ = (1 − κ)/κ (then c = 1) or κ = 1 (DP-SGD). γ = 0
-    takes the limit of the finite difference, ∇ℓ(x_t; ξ) + ((1 − κ)/κ) ∇²ℓ(x_t; ξ) d, in one
-    forward-over-reverse pass. γ = −1 is STORM. Without noise and clipping, and followed by SGD of
-    step η, γ = (1 − κ)/κ is Nesterov's momentum μ = 1 − κ with step ηκ. Its look-ahead is μ/(1 − μ)
-    instead of μ (the paper's appendix A.4 has μ).
+    takes the limit of the finite difference, ∇ℓ(x_t; ξ) + ((1 − κ)/κ) ∇²ℓ(x_t; ξ) d, as the
+    gradient of ℓ + ((1 − κ)/κ) ⟨∇ℓ, d⟩. A loss with a `jax.custom_vjp` has no such derivative.
+    γ = −1 is STORM. Without noise and clipping, and followed by SGD of step η, γ = (1 − κ)/κ is
+    Nesterov's momentum μ = 1 − κ with step ηκ. Its look-ahead is μ/(1 − μ) instead of μ (the
+    paper's appendix A.4 has μ).
 
     Privacy: the combination is clipped as one vector, so its sensitivity is the clipping bound and
     the cost is that of DP-SGD. The filter is post-processing. Memory: two copies of the parameters.

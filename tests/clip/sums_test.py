@@ -13,7 +13,6 @@ from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm
 from dpoptax._ghost_clipping.sums import (
     ghost_clipped_sum,
-    group_sums,
     weighted_products,
 )
 from dpoptax._rounding import block_sums, bounds, integer_sums
@@ -351,7 +350,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     coefficients = floats(rng.uniform(0, 1, 6))
     together = results(coefficients)
     monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
-    monkeypatch.setattr(group_sums, "_PART_ENTRIES", 1024)
+    monkeypatch.setattr(weighted_products, "_PART_ENTRIES", 1024)
     pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
     monkeypatch.setattr(jax.lax, "platform_dependent", pick)
     assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 3

@@ -174,13 +174,6 @@ def test_several_uses_at_several_points(weights, monkeypatch):
     _check_several(_tied_and_scaled, _params(4), WEIGHTS[weights], monkeypatch)
 
 
-@pytest.mark.parametrize("points", [1, 2])
-def test_hessian_vector_product_falls_back(points):
-    params, loss = _params(1), _loss(_standardized)
-    (row,) = dpoptax.explain(loss, params, _DATA[0], num_points=points, tangent=True).rows
-    assert row.why == "computed on before it meets data in dot_general"
-
-
 def _power_iterations(w):
     """Divides by the spectral norm and differentiates the iterations, each doubling the terms."""
     u = w[:, 0]

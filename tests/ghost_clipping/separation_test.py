@@ -80,6 +80,14 @@ def _twice(mix):
     return product
 
 
+def _twice_forward(mix):
+    """The same by a derivative of tangents."""
+    inner = _ruled_forward(mix)
+    product = jax.custom_jvp(lambda w, x: w @ x)
+    product.defjvp(lambda at, along: (product(*at), along[0] @ at[1] * (1 + inner(*at))))
+    return product
+
+
 def _mean(x):
     return jax.lax.pmean(x, "runs")
 
@@ -160,8 +168,11 @@ def test_derivative_rule_counts_only_where_it_is_taken(method):
     dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
     tx = dpoptax.disk(kappa=0.7, gamma=0.0)
     points = dpoptax.gradient_points(tx.init(jnp.zeros(3)), jnp.zeros(3))
-    with pytest.raises(TypeError, match="with its own vmap rule"):
-        dpoptax.clipped_grad(loss, CLIP, method=method)(points, BATCH)
+    forward = _twice_forward(_centered)
+    dpoptax.clipped_grad(forward, CLIP, method=method)(POINTS, BATCH)
+    for each, message in ((loss, "Hessian-vector product"), (forward, "with its own vmap rule")):
+        with pytest.raises(TypeError, match=message):
+            dpoptax.clipped_grad(each, CLIP, method=method)(points, BATCH)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import dpoptax
 from dpoptax._ghost_clipping.backward import use_sum
 from dpoptax._ghost_clipping.backward.batch_devices import Slices
+from dpoptax._losses.rules import FactorLayout
 from dpoptax.auditing import _worst_example as adversary
 from tests import helpers
 from tests.helpers import floats, no_room
@@ -77,7 +78,8 @@ def test_overlapping_slices_equal_one_device(monkeypatch):
     expected = dpoptax.clipped_grad(squared_error, **STREAM)(weights, (x, y), MASK).sum
     # Each device has three columns, which are summed in slices of two.
     monkeypatch.setattr(use_sum, "_SLICE_ENTRIES", weights.size // 2)
-    assert Slices.even(1, 24, shards=8, count=2).starts == [0, 1]
+    layout = FactorLayout((4, 24), (), (0,), (1,))
+    assert Slices.even(layout, 1, shards=8, count=2).starts == [0, 1]
     mesh = make_mesh((8,), ("data",), KINDS[0])
     grad_fn = dpoptax.clipped_grad(squared_error, **STREAM, mesh=mesh, param_specs=spec)
     args = put(weights, mesh, spec), put((x, y), mesh, P("data")), MASK

@@ -1,4 +1,4 @@
-"""Sums each use of a parameter during the backward pass, for the engines that keep nothing.
+"""Sums each use of a parameter during the backward pass, without keeping its factors.
 
 Automatic differentiation would sum the gradients of all examples with respect to a parameter. Here,
 a `jax.custom_vjp` around each use computes another array from its operand and cotangent. For a
@@ -6,10 +6,10 @@ dense layer `y = x @ w` and a batch of B examples, the types are:
 
 - `BatchFunction`: maps `x`, (B, R), and ∂ℓ/∂y, (B, D), to the array that replaces the derivative.
 - `UseSum`: the function whose result is Σ_i c_i x_iᵀ ∂ℓ_i/∂y, (R, D), with c_i from a `Weighing`.
-- `UsePlaces`: adds the sums of uses to arrays like the parameters.
-- `PartSums`: runs the loss with such a function for each use, to measure or to sum.
+- `PartSums`: runs the loss with such a function for each use, to measure or to sum, and adds the
+  sums of uses to arrays like the parameters.
 - `BatchDevices`: the devices that share the examples.
 
-The engines are `streamed_sum`, where c_i comes from the clip of `w` alone, and `recomputed_sum`,
-where a first turn gives c_i, (B,), and a limit for each summand of the second turn (`PartLimits`).
+There are two engines. In `streamed_sum`, c_i comes from the clip of `w` alone. In `recomputed_sum`,
+a first turn gives c_i, (B,), and a limit for each summand of the second turn (`PartLimits`).
 """

@@ -1,30 +1,44 @@
-"""Measures and sums the parts of a gradient during the backward pass.
+"""Measures the parts of per-example gradients, or sums them, during the backward pass.
 
 A part is the gradient of one use of a parameter, or that of an opaque parameter. `streamed_sum`
-gives each part a clip of its own. `recomputed_sum` measures all parts in a first turn, and limits
-them in a second one.
+clips each part separately. `recomputed_sum` measures all parts first, and then sums them with
+limits.
 """
 
+import collections
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
-from dpoptax._ghost_clipping.backward.use_places import UsePlaces, leaf_of
-from dpoptax._ghost_clipping.backward.use_runner import BatchFunction, run_uses
-from dpoptax._ghost_clipping.backward.use_sum import UseSum, Weighing, measure_formed, sum_formed
+from dpoptax._ghost_clipping.backward.use_runner import run_uses
+from dpoptax._ghost_clipping.backward.use_sum import (
+    UseSum,
+    Weighing,
+    leaf_of,
+    measure_formed,
+    spec_of_sum,
+    sum_formed,
+    view_of_use,
+)
+from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
 from dpoptax._losses.program import Program
+from dpoptax._points.points import GradientPoints
 from dpoptax._rounding.block_sums import Rounding
 from dpoptax._rounding.part_limits import part_length
-from dpoptax._support.tree import PyTree
+from dpoptax._support.tree import PyTree, float32_at_least
 
+# The clipped sum, shaped like the parameters, and the sum of the geometry's statistic, if any.
+UseTotal: TypeAlias = tuple[PyTree, jax.Array | None]
 # Arrays (B, *steps) of each part: first the uses, then the opaque parameters.
 ByPart: TypeAlias = Sequence[PyTree]
 
@@ -41,7 +55,7 @@ class PartSums:
 
     Attributes:
       parts: all parts, first the uses, then the opaque parameters.
-      places: where the sums of uses belong.
+      added: the number of sums that are added for each parameter.
     """
 
     def __init__(
@@ -51,15 +65,19 @@ class PartSums:
         devices: BatchDevices,
         factor_dtype: DTypeLike | None,
     ) -> None:
-        self._program, self._devices = program, devices
-        self.places = UsePlaces(program, leaves, devices.specs)
+        self._program, self._leaves, self._devices = program, leaves, devices
+        given = devices.specs
+        self._specs = [P()] * len(leaves) if given is None else jax.tree.leaves(given)
+        shapes = [tuple(x.shape) for x in program.parameters]
         self._uses = [
-            UseSum(use, factor_dtype, devices, self.places.spec(use)) for use in program.uses
+            UseSum(use, factor_dtype, devices, spec_of_sum(use, shapes[leaf_of(use)], self._specs))
+            for use in program.uses
         ]
         self.parts = [GradientPart(leaf_of(u), tuple(n for n, _ in u.loops)) for u in program.uses]
         self.parts += [GradientPart(leaf, ()) for leaf in program.opaque]
+        self.added = collections.Counter(part.leaf for part in self.parts)
 
-    def measure(self, leaves: Arrays, inputs: Arrays) -> tuple[ByPart, list[Rounding], Arrays]:
+    def measure(self, inputs: Arrays) -> tuple[ByPart, list[Rounding], Arrays]:
         """Returns the lengths of all parts, the rounding of the uses' sums, and outputs."""
         roundings: dict[int, Rounding] = {}  # filled while the backward pass is traced
 
@@ -75,8 +93,9 @@ class PartSums:
             on_each = self._devices.each(length)
             return lambda operand, cotangent, _: on_each(operand, cotangent)
 
-        lengths, gradients, outputs = self._run(
-            leaves, inputs, list(map(length_of, self._uses)), [()] * len(self._uses), mapped=True
+        functions = {own.use.index: length_of(own) for own in self._uses}
+        lengths, gradients, outputs = run_uses(
+            self._program, self._leaves, inputs, functions, mapped=True, axes=self._devices.axes
         )
         formed = self._devices.each(lambda gradient: part_length(measure_formed(gradient)[1]))
         found = [lengths[own.use.index] for own in self._uses]
@@ -86,36 +105,69 @@ class PartSums:
     def sum(
         self, leaves: Arrays, inputs: Arrays, weighings: Sequence[Weighing], given: ByPart
     ) -> tuple[Arrays, Arrays]:
-        """Returns the weighted sums of parameters, and outputs of the loss.
+        """Returns the weighted sums of parameters at `leaves`, and outputs of the loss.
 
         `weighings` and `given`, their arrays, are those of each part.
         """
-        by_use = zip(self._uses, weighings, strict=False)
-        functions = [functools.partial(own.batch_sum, weighing) for own, weighing in by_use]
-        sums, gradients, outputs = self._run(leaves, inputs, functions, given)
-        first, opaque = len(self._uses), {}
-        for leaf, weighing, own in zip(
+        first, functions, by_index = len(self._uses), {}, {}
+        for own, weighing, arrays in zip(self._uses, weighings, given, strict=False):
+            functions[own.use.index] = functools.partial(own.batch_sum, weighing)
+            by_index[own.use.index] = arrays
+        sums, gradients, outputs = run_uses(
+            self._program, leaves, inputs, functions, own=by_index, axes=self._devices.axes
+        )
+        opaque = {}
+        for leaf, weighing, arrays in zip(
             self._program.opaque, weighings[first:], given[first:], strict=True
         ):
             local = functools.partial(sum_formed, weighing, Rounding())
-            opaque[leaf] = self._devices.add(local, self.places.specs[leaf])(gradients[leaf], own)
-        return self.places.join(sums, opaque), outputs
+            opaque[leaf] = self._devices.add(local, self._specs[leaf])(gradients[leaf], arrays)
+        return self._join(sums, opaque), outputs
 
-    def _run(
-        self,
-        leaves: Arrays,
-        inputs: Arrays,
-        functions: Sequence[Callable[..., jax.Array]],
-        given: ByPart,
-        *,
-        mapped: bool = False,
-    ) -> tuple[ByIndex, ByIndex, Arrays]:
-        """Runs the loss with a function for each use; see `run_uses`."""
-        by_index, own = {}, {}
-        for each, function, arrays in zip(self._uses, functions, given, strict=False):
-            use = each.use
-            shape = () if mapped else use.step_rule.layout.split
-            kind = jax.ShapeDtypeStruct(shape, jnp.float32)
-            by_index[use.index] = BatchFunction(function, kind, mapped)
-            own[use.index] = arrays
-        return run_uses(self._program, leaves, inputs, by_index, own=own, axes=self._devices.axes)
+    def zeros(self) -> Arrays:
+        """Returns sums of zero."""
+        return [jnp.zeros(x.shape, float32_at_least(x)) for x in self._leaves]
+
+    def _join(self, sums: ByIndex, opaque: ByIndex) -> Arrays:
+        """Returns the sums of parameters from those of uses and opaque parameters."""
+        found = collections.defaultdict(list)
+        for use in self._program.uses:
+            leaf, view = leaf_of(use), dataclasses.replace(view_of_use(use), scale=1.0)
+            # The factors include the scale.
+            found[leaf].append(view.scatter(sums[use.index], self._leaves[leaf].shape))
+        for leaf, total in opaque.items():
+            found[leaf].append(total)
+        return [
+            functools.reduce(operator.add, found[i]).astype(x.dtype) if i in found else x
+            for i, x in enumerate(self.zeros())
+        ]
+
+
+def check_uses(program: Program, points: GradientPoints, method: str) -> None:
+    """Raises an error if uses cannot be summed separately, as a method requires."""
+    obstacle = _find_obstacle(program, points)
+    if obstacle is not None:
+        raise ValueError(f"`method={method!r}` must have {obstacle} Leave the option out.")
+
+
+def _find_obstacle(program: Program, points: GradientPoints) -> str | None:
+    """Returns why uses cannot be summed separately, as part of an error; `None` if they can."""
+    params = points.points[0]
+    unweighted = isinstance(points.weights[0], float) and points.weights == (1.0,)
+    if not unweighted:
+        return "one gradient point of weight 1.0, and methods such as `dpoptax.disk` have several."
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    paths = [jax.tree_util.keystr(path) or "the parameter" for path, _ in leaves]
+    for use in program.uses:
+        names = ", ".join(paths[leaf] for leaf in sorted(use.value.leaves))
+        if read_use(use) is None:
+            return (
+                "parameters that are only moved or scaled before they meet data, and "
+                f"{names} is computed on before {use.rule.name}."
+            )
+        if not all(stacked for _, stacked in use.loops):
+            return (
+                "a slice of each parameter for each step of a loop, and all steps use the whole of "
+                f"{names}."
+            )
+    return None

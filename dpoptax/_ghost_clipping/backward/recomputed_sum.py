@@ -24,8 +24,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
 from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
-from dpoptax._ghost_clipping.backward.part_sums import ByPart, PartSums
-from dpoptax._ghost_clipping.backward.use_places import UseTotal, check_uses
+from dpoptax._ghost_clipping.backward.part_sums import ByPart, PartSums, UseTotal, check_uses
 from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
@@ -65,12 +64,12 @@ def recomputed_sum(
     """
     params = points.points[0]
     leaves, inputs = jax.tree.leaves(params), examples.inputs
-    mask, whole = program.loss.separate(examples.mask), examples.whole
+    mask, whole = examples.mask, examples.whole
     check_uses(program, points, "recompute")
     scaled, groups = clip.scaling(points.reference), clip.groups(params)
     parts = PartSums(program, leaves, devices, factor_dtype)
-    lengths, roundings, outputs = parts.measure(leaves, inputs)
-    tau = tau_of_parts(whole, roundings, max(parts.places.added.values(), default=1))
+    lengths, roundings, outputs = parts.measure(inputs)
+    tau = tau_of_parts(whole, roundings, max(parts.added.values(), default=1))
     limits, norms, used = _clip_whole(scaled, parts, lengths, groups, mask, tau)
     statistic = sum_statistic(clip, points.reference, norms, used, whole)
     # Without a barrier, the compiler would see that both turns compute the same operands, and would
@@ -83,7 +82,7 @@ def recomputed_sum(
     sums = lax.cond(
         always > 0,
         lambda: parts.sum(leaves, inputs, weighings, limits)[0],
-        parts.places.zeros,
+        parts.zeros,
     )
     total = jax.tree.unflatten(jax.tree.structure(params), sums)
     return (total, statistic), program.loss.aux(outputs)

@@ -25,8 +25,12 @@ from jax.typing import DTypeLike
 
 from dpoptax._clips.clipping_functions import PerLayerClip
 from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
-from dpoptax._ghost_clipping.backward.part_sums import GradientPart, PartSums
-from dpoptax._ghost_clipping.backward.use_places import UseTotal, check_uses
+from dpoptax._ghost_clipping.backward.part_sums import (
+    GradientPart,
+    PartSums,
+    UseTotal,
+    check_uses,
+)
 from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
@@ -59,12 +63,12 @@ def streamed_sum(
     """
     params = points.points[0]
     leaves, groups = jax.tree.leaves(params), clip.groups(params)
-    mask, leaves_of = program.loss.separate(examples.mask), collections.Counter(groups)
+    mask, leaves_of = examples.mask, collections.Counter(groups)
     check_uses(program, points, "streaming")
     sums = PartSums(program, leaves, devices, factor_dtype)
 
     def weigh(part: GradientPart) -> Weighing:
-        group, added = groups[part.leaf], sums.places.added[part.leaf]
+        group, added = groups[part.leaf], sums.added[part.leaf]
         # Parameters and steps share no entry: the squares of k bounds C/√k add up to C². The u uses
         # of a parameter share entries, so each gets 1/u of its bound, which is u² under the root.
         count = leaves_of[group] * added**2 * math.prod(part.steps)

@@ -1,14 +1,13 @@
 """Runs a loss whose derivatives compute functions of whole batches.
 
-The derivative with respect to the probe of a use is the result of its `BatchFunction`. Automatic
-differentiation calls this function instead of summing the gradients of all examples. A scan stacks
-its results as it would stack gradients, and `jax.checkpoint` computes its operands again. A probe
-has zeros in the shape of the result, with the steps of scans as leading axes.
+Each use has a function and a probe. The derivative with respect to the probe is the result of the
+function: automatic differentiation calls it instead of summing the gradients of all examples. A
+scan stacks its results as it would stack gradients, and `jax.checkpoint` computes its operands
+again. A probe has zeros in the shape of the result, with the steps of scans as leading axes.
 """
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,30 +18,20 @@ from dpoptax._rounding.bounds import within_range
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.tree import PyTree
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BatchFunction:
-    """Computes an array from the operands and cotangents of a use.
-
-    Attributes:
-      function: `function(operand, cotangent, own)` of arrays (B, …).
-      result: the type of the result in one step of the scans, without an axis of examples.
-      mapped: whether the result has a row for each example.
-    """
-
-    function: Callable[..., jax.Array]
-    result: jax.ShapeDtypeStruct
-    mapped: bool
+# `function(operand, cotangent, own)` of arrays (B, …), in float32. The result has the axes of the
+# rule's layout in one step of the scans. If results are mapped, it is a number for each example.
+BatchFunction: TypeAlias = Callable[..., jax.Array]
 
 
 def run_uses(
     program: Program,
     params: Arrays,
     inputs: Arrays,
-    functions: dict[int, BatchFunction],
+    functions: Mapping[int, BatchFunction],
     *,
-    own: ByIndex,
-    axes: tuple[str, ...] | None,
+    own: ByIndex | None = None,
+    mapped: bool = False,
+    axes: tuple[str, ...] | None = None,
 ) -> tuple[ByIndex, ByIndex, Arrays]:
     """Runs a batch forward and backward with a `BatchFunction` for each use.
 
@@ -51,18 +40,25 @@ def run_uses(
       params: the parameters.
       inputs: the examples, arrays (B, …).
       functions: the function of each use.
-      own: the input of each function, a tree of arrays (B, steps of the use's scans, …).
+      own: the input of each function, a tree of arrays (B, steps of the use's scans, …); `None` for
+        none.
+      mapped: whether each result is a number for each example, instead of a sum.
       axes: the mesh axes that the examples are sharded over.
 
     Returns:
-      The results by use, with the steps of scans as leading axes (after B if results have a row for
-      each example); the gradients of opaque parameters, (B, …); and the outputs of the loss.
+      The results by use, with the steps of scans as leading axes (after B if mapped); the gradients
+      of opaque parameters, (B, …); and the outputs of the loss.
     """
     examples = inputs[0].shape[0]
+    own = {index: () for index in functions} if own is None else own
+
+    def shape_of(use: Use) -> tuple[int, ...]:
+        return () if mapped else use.step_rule.layout.split
 
     def run_use(step: Step, operands: Arrays, own: PyTree) -> tuple[Arrays, None]:
         assert step.use is not None
-        return [_use_with_probe(step, functions[step.use.index])(operands, *own)], None
+        function, shape = functions[step.use.index], shape_of(step.use)
+        return [_use_with_probe(step, function, shape, mapped)(operands, *own)], None
 
     def example(probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays) -> Arrays:
         # Parameters are the same for all examples, so a gradient by them would be a sum. The zeros
@@ -72,19 +68,17 @@ def run_uses(
         outputs, _ = run_block(program.block, [*leaves, *inputs], by_use, run_use)
         return outputs
 
-    probe_axes = {index: 0 if function.mapped else None for index, function in functions.items()}
-    every = jax.vmap(example, (probe_axes, 0, 0, 0), spmd_axis_name=axes)
+    every = jax.vmap(example, (0 if mapped else None, 0, 0, 0), spmd_axis_name=axes)
 
     def total(probes: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
-        # In the gradient of the sum of losses, each example has the cotangents of its own loss.
+        # A loss depends on no other example. So the gradient of the sum of losses gives each
+        # example the cotangents of its own loss.
         outputs = every(probes, opaque, own, inputs)
         return outputs[0].sum(), outputs
 
     def probe(use: Use) -> jax.Array:
-        function = functions[use.index]
-        rows = (examples,) if function.mapped else ()
-        steps = (n for n, _ in use.loops)
-        return jnp.zeros((*rows, *steps, *function.result.shape), function.result.dtype)
+        rows, steps = (examples,) if mapped else (), (n for n, _ in use.loops)
+        return jnp.zeros((*rows, *steps, *shape_of(use)), jnp.float32)
 
     # Shapes of zeros that are added to opaque parameters, separately for each example.
     opaque = {i: (examples, *program.parameters[i].shape) for i in program.opaque}
@@ -96,16 +90,18 @@ def run_uses(
         if "'stop_gradient'" not in str(error):
             raise
         raise ValueError(
-            "The derivative that a `jax.custom_jvp` in `loss_fn` defines chooses a branch for its "
-            "tangents (`jax.lax.cond`). JAX cannot differentiate a batch of these in reverse, "
-            "which the methods 'recompute' and 'streaming' need. Choose numbers "
-            "that multiply the tangents instead, define the derivative by `jax.custom_vjp`, or use "
+            "`loss_fn` must not contain a `jax.custom_jvp` whose tangents depend on a branch of "
+            "`jax.lax.cond`, because JAX cannot differentiate a batch of branches in reverse. The "
+            "methods 'recompute' and 'streaming' need this. Multiply the tangents by numbers that "
+            "depend on the condition, define the derivative by `jax.custom_vjp`, or use "
             "`method='auto'`."
         ) from error
     return found, gradients, outputs
 
 
-def _use_with_probe(step: Step, batch: BatchFunction) -> Callable[..., jax.Array]:
+def _use_with_probe(
+    step: Step, function: BatchFunction, shape: tuple[int, ...], mapped: bool
+) -> Callable[..., jax.Array]:
     """Returns `apply(operands, probe, own)`, the output of a use for one example.
 
     The derivative with respect to the data operand is that of the operation. The derivative with
@@ -117,14 +113,14 @@ def _use_with_probe(step: Step, batch: BatchFunction) -> Callable[..., jax.Array
     @jax.custom_batching.custom_vmap
     def result(operand: jax.Array, cotangent: jax.Array, own: PyTree) -> jax.Array:
         del operand, cotangent, own
-        return jnp.zeros(batch.result.shape, batch.result.dtype)  # only for its type
+        return jnp.zeros(shape, jnp.float32)  # only for its type
 
     @result.def_vmap
-    def batch_rule(size: int, mapped: list[Any], *arrays: PyTree) -> tuple[jax.Array, bool]:
-        def whole(x: jax.Array, is_mapped: bool) -> jax.Array:
-            return x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
+    def batch_rule(size: int, batched: list[Any], *arrays: PyTree) -> tuple[jax.Array, bool]:
+        def whole(x: jax.Array, is_batched: bool) -> jax.Array:
+            return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
 
-        return batch.function(*jax.tree.map(whole, arrays, tuple(mapped))), batch.mapped
+        return function(*jax.tree.map(whole, arrays, tuple(batched))), mapped
 
     @jax.custom_vjp
     def apply(operands: Arrays, probe: jax.Array, own: PyTree) -> jax.Array:

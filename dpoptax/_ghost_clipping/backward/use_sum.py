@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,21 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
-from dpoptax._ghost_clipping.backward.use_places import leaf_of, view_of_use
+from dpoptax._ghost_clipping.cost_model import is_precise
+from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
-    Segment,
     formed_square,
     formed_together,
     multiply_factors,
 )
 from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method
-from dpoptax._ghost_clipping.precision import is_precise
-from dpoptax._ghost_clipping.records.record_points import recorded, recorded_dtype
+from dpoptax._ghost_clipping.records.record_points import recorded
 from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
 from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
 from dpoptax._losses.program import Use
-from dpoptax._losses.rules import FactorLayout
+from dpoptax._losses.views import View
 from dpoptax._points.points import weigh
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
@@ -45,13 +44,11 @@ class UseGradients(NamedTuple):
 
     Attributes:
       factored: the factors.
-      layout: the layout of the factors.
       method: the method for the norm. With "keep", the gradients of a few examples at a time are
         formed, measured and added, so that norm and sum read the same numbers.
     """
 
     factored: FactoredGradients
-    layout: FactorLayout
     method: str
 
     @property
@@ -112,34 +109,29 @@ class UseSum:
         """Returns the weighted sum in float32, with the axes of the rule's layout."""
         slices = self._slices(operand.shape[0] // self.devices.count)
         local = functools.partial(self._device_sum, weighing, slices)
-        if slices is None:
-            add = self.devices.add(lambda *arrays: local(*arrays)(), self.spec)
-        else:
-            add = self.devices.add_slices(local, self.spec, slices)
-        return add(operand, cotangent, given)
+        return self.devices.add(local, self.spec, slices)(operand, cotangent, given)
 
     def gradients(self, operand: jax.Array, cotangent: jax.Array) -> UseGradients:
         """Returns the gradients from operands and cotangents (B, …)."""
-        member, examples = self._member, operand.shape[0]
-        layout = member.layout
+        member, examples, dtype = self._member, operand.shape[0], self.factor_dtype
         # `use_runner` keeps cotangents in the working range, but not those that are scaled here.
         changed = cotangent.dtype == jnp.float16 or member.view.scale != 1.0
         cotangent = weigh(cotangent, 1.0, member.view.scale)
         operand, cotangent = materialize(
-            (self._recorded(operand, True), self._recorded(cotangent, changed))
+            (recorded(operand, dtype, finite=True), recorded(cotangent, dtype, finite=changed))
         )
         segment = make_segment(member, operand, cotangent).rounded(self.factor_dtype)
-        factored = FactoredGradients([segment], layout.sizes)
+        factored = FactoredGradients([segment], member.layout.sizes)
         method = choose_product_method([member], examples, 1)
         if method == "keep" and self._slices(examples) is not None:
             method = "form"  # the norm of a whole gradient is known before its slices are summed
-        return UseGradients(factored, layout, method)
+        return UseGradients(factored, method)
 
     @property
     def _member(self) -> PlannedUse:
         """Returns the use in one step of its scans, in the layout of its rule."""
         step = dataclasses.replace(self.use, loops=(), rule=self.use.step_rule)
-        return PlannedUse(step, leaf_of(self.use), step.rule.layout, view_of_use(self.use))
+        return PlannedUse(step, step.rule.layout, view_of_use(self.use))
 
     def rounding(self, measured: UseGradients) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.
@@ -152,8 +144,9 @@ class UseSum:
         # rounding of lookups grows with the number of columns, so all columns count.
         lookup = self.use.rule.is_lookup
         slices = None if lookup else self._slices(measured.examples)
-        sliced = _Slicing(measured.layout, slices)
-        return product_rounding(sliced.factors(measured.factored, 0), measured.examples)
+        whole = measured.factored
+        factored = whole if slices is None else slices.factors(whole, 0)
+        return product_rounding(factored, measured.examples)
 
     def _slices(self, examples: int) -> Slices | None:
         """Returns the slices in which to sum a device's examples, or `None` for no slices.
@@ -173,10 +166,10 @@ class UseSum:
         one_hot = self.use.rule.is_lookup and layout.rows == (axis,)
         if one_hot or (axis,) not in (layout.rows, layout.columns):
             return None
-        entries, length = math.prod(layout.split), layout.split[axis]
-        other = examples * positions * entries // length
+        entries, shards = math.prod(layout.split), self.devices.shards(self.spec, axis)
+        other = examples * positions * entries // layout.split[axis]
         count = -(-entries // max(_SLICE_ENTRIES, other // 2))
-        return Slices.even(axis, length, self.devices.shards(self.spec, axis), count)
+        return Slices.even(layout, axis, shards, count)
 
     def _device_sum(
         self,
@@ -185,29 +178,28 @@ class UseSum:
         operand: jax.Array,
         cotangent: jax.Array,
         given: PyTree,
-    ) -> Callable[..., jax.Array]:
-        """Returns `total(start)`, the sum over a device's examples, or a slice of it."""
+    ) -> Any:
+        """Returns the sum over a device's examples; with slices, `total(start)` of each slice."""
         measured = self.gradients(operand, cotangent)
         rounding = self.rounding(measured)
-        sliced = _Slicing(measured.layout, slices)
-        if measured.is_formed:
-            found = _form_and_sum(weighing, measured, given, rounding)
-            return lambda start=0: sliced.fold(found)
+        layout = self.use.step_rule.layout if slices is None else slices.layout
+
+        def fold(total: jax.Array) -> jax.Array:
+            return layout.fold(total.astype(jnp.float32), layout.split)
+
+        if measured.is_formed:  # and not in slices
+            return fold(_form_and_sum(weighing, measured, given, rounding))
         coefficients = weighing.coefficients(measured.piece(), given, rounding)
 
         def total(start: jax.Array | int = 0) -> jax.Array:
-            found = sum_products(
-                sliced.factors(measured.factored, start),
-                coefficients,
-                bound=weighing.bound,
-                examples=measured.examples,
+            whole = measured.factored
+            factored = whole if slices is None else slices.factors(whole, start)
+            examples = measured.examples
+            return fold(
+                sum_products(factored, coefficients, bound=weighing.bound, examples=examples)
             )
-            return sliced.fold(found)
 
-        return total
-
-    def _recorded(self, x: jax.Array, finite: bool) -> jax.Array:
-        return recorded(x, recorded_dtype(x.dtype, self.factor_dtype), finite=finite)
+        return total() if slices is None else total
 
 
 def _form_and_sum(
@@ -254,34 +246,28 @@ def _formed_block(measured: UseGradients) -> int:
     return min(block_sums.BLOCK_LENGTH, formed_together(measured.factored.sizes))
 
 
-class _Slicing:
-    """Cuts the factors of a use for a slice of its sum, or leaves them whole.
+def leaf_of(use: Use) -> int:
+    """Returns the only parameter of a use."""
+    (leaf,) = use.value.leaves
+    return leaf
 
-    Attributes:
-      layout: the layout of a slice.
+
+def view_of_use(use: Use) -> View:
+    """Returns the entries of the only parameter of a use."""
+    planned = read_use(use)
+    assert planned is not None
+    return planned.view
+
+
+def spec_of_sum(use: Use, shape: tuple[int, ...], specs: list[P]) -> P:
+    """Returns how the sum of a use is sharded, in one step of its scans.
+
+    It is sharded like the parameter if it is the parameter with permuted axes.
     """
-
-    def __init__(self, layout: FactorLayout, slices: Slices | None) -> None:
-        self.layout, self._slices, self._on_rows = layout, slices, False
-        if slices is not None:
-            axis = slices.axis
-            self._on_rows = layout.rows == (axis,)
-            split = (*layout.split[:axis], slices.length, *layout.split[axis + 1 :])
-            self.layout = dataclasses.replace(layout, split=split)
-
-    def fold(self, total: jax.Array) -> jax.Array:
-        """Returns a sum (K, R, D) in float32, with the axes of the layout."""
-        return self.layout.fold(total.astype(jnp.float32), self.layout.split)
-
-    def factors(self, whole: FactoredGradients, start: jax.Array | int) -> FactoredGradients:
-        """Returns the factors of the slice that starts at `start` in each shard."""
-        if self._slices is None:
-            return whole
-        cut = functools.partial(self._slices.cut, start=start)
-        return FactoredGradients(
-            [
-                Segment(cut(rows), columns) if self._on_rows else Segment(rows, cut(columns))
-                for rows, columns in whole.segments
-            ],
-            self.layout.sizes,
-        )
+    spec, axes, own = specs[leaf_of(use)], View.identity(0, shape).axes, view_of_use(use).axes
+    if {runs for runs in own if runs} != {runs for runs in axes if runs}:
+        return P()
+    names = [
+        spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None for runs in own
+    ]
+    return P(*names[len(use.loops) :])

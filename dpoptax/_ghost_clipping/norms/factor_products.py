@@ -30,8 +30,6 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.precision import LONG, PART, roundings_of
 from dpoptax._losses.rules import Sizes
 from dpoptax._rounding.bounds import (
     LARGEST_NUMBER,
@@ -52,6 +50,12 @@ LOST_PRODUCTS = 8
 """Error by products set to zero, as a number of roundings relative to a product of sizes."""
 # A norm over groups loses at most this much for each √K, because squares are set to zero.
 _LOST_GROUPS = 2.0**-62
+# Longer rows and columns, such as the logits of a large vocabulary, are contracted in parts, one
+# after the other, so that rounding grows with the length and the number of parts.
+_LONG = 2**12
+_PART = 2**9
+# The entries of gradients that are formed at once and then discarded.
+_FORMED_ENTRIES = 2**22
 # On TPU, groups with more entries are computed one after the other.
 _LARGE_GROUP = 2**16
 
@@ -59,7 +63,7 @@ _LARGE_GROUP = 2**16
 class Segment(NamedTuple):
     """Holds the factors of one use: `rows` (B, K, L, R) and `columns` (B, K, L, D).
 
-    One of them may be one-hot, represented by integers (B, K, L).
+    Rows of a lookup are one-hot, represented by integers (B, K, L).
     """
 
     rows: jax.Array
@@ -69,6 +73,11 @@ class Segment(NamedTuple):
     def swapped(self) -> "Segment":
         """Returns the factors of the transposed gradient."""
         return Segment(self.columns, self.rows)
+
+    @property
+    def is_lookup(self) -> bool:
+        """Returns whether rows are one-hot."""
+        return is_one_hot(self.rows)
 
     @property
     def is_narrow(self) -> bool:
@@ -150,8 +159,6 @@ def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
     for rows, columns in _join_segments(segments):
         if is_one_hot(rows):
             part = _scatter(rows, columns, sizes[1])
-        elif is_one_hot(columns):
-            part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
         else:
             part = contract("bktr,bktd->bkrd", rows, columns)  # sums over positions only
         total = part if total is None else total + part
@@ -165,7 +172,7 @@ def _join_segments(segments: list[Segment]) -> list[Segment]:
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
     # Joining takes two passes over the factors. Each added product takes three over a gradient.
     fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
-    if not fewer or any(is_one_hot(x) for segment in segments for x in segment):
+    if not fewer or any(segment.is_lookup for segment in segments):
         return segments
     return [Segment(*(jnp.concatenate(side, axis=2) for side in zip(*segments, strict=True)))]
 
@@ -247,7 +254,7 @@ def formed_square(segments: list[Segment], sizes: Sizes) -> jax.Array:
 
 def formed_together(sizes: Sizes) -> int:
     """Returns the number of examples whose gradients are formed at once and then discarded."""
-    return max(1, COSTS.formed_entries // math.prod(sizes))
+    return max(1, _FORMED_ENTRIES // math.prod(sizes))
 
 
 def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
@@ -329,6 +336,11 @@ def _inner_errors(
         room = gamma(size) * (1.0 + gamma(size + 32) + 4.0 * error)
         found.append(room * of_a[..., :, None] * of_b[..., None, :])
     return found
+
+
+def roundings_of(size: int) -> int:
+    """Returns the roundings in an inner product of rows, or of columns, of this length."""
+    return size if size <= _LONG else _PART + size // _PART + 1
 
 
 def has_large_groups(sizes: Sizes) -> bool:
@@ -455,13 +467,13 @@ def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
 def _contract_in_parts(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Contracts the last axis of both factors, in parts if it is long."""
     size = a.shape[-1]
-    if size <= LONG:
+    if size <= _LONG:
         return contract(axes, a, b)
 
     def part(start: jax.Array | int, size: int) -> jax.Array:
         cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=-1)
         return contract(axes, cut(a), cut(b))
 
-    count, rest = divmod(size, PART)
-    total = part(count * PART, rest)  # zeros if nothing is left
-    return lax.fori_loop(0, count, lambda i, total: total + part(i * PART, PART), total)
+    count, rest = divmod(size, _PART)
+    total = part(count * _PART, rest)  # zeros if nothing is left
+    return lax.fori_loop(0, count, lambda i, total: total + part(i * _PART, _PART), total)

@@ -5,7 +5,7 @@ examples, the types are:
 
 - `PointRecord`: the arrays of one point. For the use `x @ w`, `operands` holds `x`, (B, R), and
   `cotangents` holds ∂ℓ/∂y, (B, D). For the opaque `b`, `gradients` holds ∂ℓ/∂b, (B, D).
-- `Records`: the `PointRecord` of each point, and the derivatives of one along a tangent.
+- `Records`: the `PointRecord` of each point.
 - `WeightedPair`: operand, cotangent and weight. Their products add up to the gradient of a use.
 - `ParameterEvaluator`: computes derived values, such as a normalized `w`, at given parameters.
 """

@@ -8,10 +8,11 @@ parameters. No other gradients are formed.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex, run_block
@@ -54,8 +55,6 @@ class Records:
       points: the gradient points and their weights.
       leaves: the flattened parameters at each point.
       at_points: the arrays of each point.
-      tangent: the derivatives of the first point's arrays along the tangent; `None` unless a
-        Hessian-vector product is added, as for `disk(gamma=0)`.
       factor_dtype: the dtype to round factors to; `None` for no rounding.
       early: whether operands and cotangents are recorded in `factor_dtype`, and finite where
         necessary.
@@ -64,7 +63,6 @@ class Records:
     points: GradientPoints
     leaves: list[Arrays]
     at_points: list[PointRecord]
-    tangent: PointRecord | None
     factor_dtype: DTypeLike | None
     early: bool
 
@@ -81,10 +79,6 @@ class Recording(NamedTuple):
     dtype: DTypeLike | None = None
     finite_operands: frozenset[int] = frozenset()
     finite_cotangents: frozenset[int] = frozenset()
-
-    def type_of(self, x: Any) -> jnp.dtype:
-        """Returns the dtype in which an array is recorded."""
-        return recorded_dtype(x.dtype, self.dtype)
 
 
 def record_points(
@@ -106,19 +100,10 @@ def record_points(
     rounded numbers would be less exact.
     """
     leaves = [jax.tree.leaves(point) for point in points.points]
-    early = early and points.tangent is None
     recording = Recording(factor_dtype, *finite) if early else Recording()
 
-    run_at = functools.partial(
-        record_point, program, inputs=inputs, recording=recording, formed_uses=formed_uses
-    )
-    first, *others = leaves
-    if points.tangent is None:
-        at_first, tangent = run_at(first), None
-    else:
-        # Forward over reverse: the derivatives of operands, cotangents and gradients.
-        at_first, tangent = jax.jvp(run_at, (first,), (jax.tree.leaves(points.tangent),))
-    return Records(points, leaves, [at_first, *map(run_at, others)], tangent, factor_dtype, early)
+    at_points = [record_point(program, each, inputs, recording, formed_uses) for each in leaves]
+    return Records(points, leaves, at_points, factor_dtype, early)
 
 
 def record_point(
@@ -140,7 +125,9 @@ def record_point(
     """
     run_use = functools.partial(_record, frozenset(program.opaque), recording)
     zeros = {
-        u.index: jnp.zeros((len(inputs[0]), *u.shape), recording.type_of(u.output))
+        u.index: jnp.zeros(
+            (len(inputs[0]), *u.shape), _recorded_dtype(u.output.dtype, recording.dtype)
+        )
         for u in program.uses
     }
     opaque = {i: leaves[i] for i in program.opaque}
@@ -159,7 +146,7 @@ def record_point(
     return PointRecord(outputs, operands | passing[0], cotangents | passing[1], gradients)
 
 
-def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
+def _recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtype:
     """Returns the dtype in which arrays of a dtype are recorded.
 
     float16 is widened, since it holds no number beyond the working range except infinity.
@@ -171,10 +158,11 @@ def recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dtyp
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
-def recorded(x: jax.Array, dtype: jnp.dtype, *, finite: bool) -> jax.Array:
+def recorded(x: jax.Array, record_dtype: DTypeLike | None, *, finite: bool) -> jax.Array:
     """Returns an array in the dtype of records, with finite numbers if required."""
     if finite and jnp.issubdtype(x.dtype, jnp.floating):
         x = within_range(x)
+    dtype = _recorded_dtype(x.dtype, record_dtype)
     if x.dtype == dtype:
         return x
     narrows = jnp.finfo(dtype).bits < jnp.finfo(x.dtype).bits
@@ -183,28 +171,19 @@ def recorded(x: jax.Array, dtype: jnp.dtype, *, finite: bool) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _convert_zero(
-    zero: jax.Array, dtype: jnp.dtype, zero_dtype: jnp.dtype, finite: bool
+    zero: jax.Array, dtype: jnp.dtype, record_dtype: DTypeLike | None, finite: bool
 ) -> jax.Array:
     """Converts a zero to the dtype of an output, and cotangents to records."""
-    del zero_dtype, finite
+    del record_dtype, finite
     return zero.astype(dtype)
 
 
 _convert_zero.defvjp(
-    lambda zero, dtype, zero_dtype, finite: (zero.astype(dtype), None),
-    lambda dtype, zero_dtype, finite, _, cotangent: (
-        recorded(cotangent, zero_dtype, finite=finite),
+    lambda zero, dtype, record_dtype, finite: (zero.astype(dtype), None),
+    lambda dtype, record_dtype, finite, _, cotangent: (
+        recorded(cotangent, record_dtype, finite=finite),
     ),
 )
-
-
-@jax.custom_vjp
-def _detach(x: jax.Array) -> jax.Array:
-    """Returns x without its cotangent. Forward derivatives of the whole pass keep its tangent."""
-    return x
-
-
-_detach.defvjp(lambda x: (x, None), lambda _, cotangent: (jnp.zeros_like(cotangent),))
 
 
 def _record(
@@ -223,12 +202,13 @@ def _record(
     if use.value.leaves & opaque:
         # Operand and cotangent give this part of the gradient, which must not be counted again.
         place = step.operands.index(use.value)
-        operands = [*operands[:place], _detach(operands[place]), *operands[place + 1 :]]
+        operands = list(operands)
+        operands[place] = lax.stop_gradient(operands[place])
     (output,) = bind(step.eqn, operands)
     finite = use.index in recording.finite_operands, use.index in recording.finite_cotangents
-    record = recorded(operand, recording.type_of(operand), finite=finite[0])
+    record = recorded(operand, recording.dtype, finite=finite[0])
     if finite[1] or zero.dtype != output.dtype:
-        zero = _convert_zero(zero, output.dtype, zero.dtype, finite[1])
+        zero = _convert_zero(zero, output.dtype, recording.dtype, finite[1])
     return [output + zero], record
 
 
@@ -239,29 +219,20 @@ def weighted_pairs(use: Use, records: Records, differences: bool) -> list[Weight
     point. Weights that are large and cancel then multiply small numbers.
     """
     pairs = pairs_by_point(use, records)
-    if len(pairs) == 1 and records.tangent is None:
+    if len(pairs) == 1:
         return pairs
-    # Several points, or a tangent.
-    weights, u = records.points.weights, use.index
+    weights = records.points.weights
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
-    if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
+    if not use.operand_varies or (differences and not lookup):
         total = weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
         # Stored, since XLA may round sums of products differently each time.
-        dtype = recorded_dtype(total.dtype, records.factor_dtype)
-        total = materialize(recorded(total, dtype, finite=True))
+        total = materialize(recorded(total, records.factor_dtype, finite=True))
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
-    if records.tangent is not None:
-        # By the product rule, the derivatives of cotangent and operand each add a product.
-        operand, cotangent, weight = pairs[0]
-        cotangent = materialize(weigh(cotangent, weight) + records.tangent.cotangents[u])
-        pairs[0] = (operand, cotangent, 1.0)
-        if use.operand_varies and not lookup:
-            pairs.append((records.tangent.operands[u], cotangents[0], 1.0))
     return pairs
 
 

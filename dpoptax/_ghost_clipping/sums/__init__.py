@@ -5,10 +5,9 @@ batch of B examples, the types are:
 
 - `ExampleGradients`: the gradient of each example. `w` is a `FactoredGradients`, and `b` is a
   formed gradient, (B, D).
-- `GradientSums`: Σ_i c_i G_i, (R, D) for `w`. Formed gradients share vectors, so `b` is a slice of
-  a vector.
+- `GradientSums`: Σ_i c_i G_i, (R, D) for `w`. Small formed gradients share a vector, and `b` is a
+  slice of it.
 
 `product_sums` adds up the segments of a product, which `weighted_products` weighs. Several points
-and formed uses are in `formed_gradients`, many large matrices in `group_sums`, and computed kernels
-in `transformed_gradients`.
+and formed uses are in `formed_gradients`.
 """

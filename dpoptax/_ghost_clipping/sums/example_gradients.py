@@ -5,13 +5,10 @@ Norm and sum read the numbers that are collected here.
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
     Segment,
@@ -24,11 +21,13 @@ from dpoptax._ghost_clipping.records.record_points import (
     pairs_by_point,
     weighted_pairs,
 )
-from dpoptax._ghost_clipping.sums.formed_gradients import add_gradients
+from dpoptax._ghost_clipping.sums.formed_gradients import form_gradients
 from dpoptax._points.points import weigh
 from dpoptax._rounding.bounds import within_range
-from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize
+
+# Smaller formed gradients share one array, since many arrays compile slowly.
+_BUNDLED_ENTRIES = 2**10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,27 +39,18 @@ class ExampleGradients:
       products: the factors and fixed terms of each product. A factor that the sum does not multiply
         by coefficients is finite.
       formed: the gradient of one parameter, (B, …), or the concatenated gradients of several small
-        ones, (B, entries), for each bundle. They are finite.
-      bundles: the parameters in each of `formed`.
+        ones, (B, entries), by the numbers of the parameters. They are finite.
     """
 
     plan: Plan
     products: list[FactoredGradients]
-    formed: list[jax.Array]
-    bundles: tuple[tuple[int, ...], ...]
-
-
-class UseSegment(NamedTuple):
-    """Holds the factors of a use at one point."""
-
-    member: PlannedUse
-    segment: Segment
+    formed: dict[tuple[int, ...], jax.Array]
 
 
 def collect_gradients(
     plan: Plan, records: Records, groups: list[int], *, differences: bool
 ) -> ExampleGradients:
-    """Returns the per-example gradients Σ_j w_j G_j, plus the part of the tangent.
+    """Returns the per-example gradients Σ_j w_j G_j.
 
     With `differences`, products at several points are written in terms of the first point's operand
     and differences from it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
@@ -69,42 +59,39 @@ def collect_gradients(
     Factors are rounded to `records.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
-    (first, *others), weights = records.at_points, records.points.weights
-    gradients = {i: widen(weigh(x, weights[0])) for i, x in first.gradients.items()}
-    if others or records.tangent is not None or plan.formed_uses:
-        gradients = add_gradients(gradients, plan, records)
-    formed, bundles = _bundle_gradients(gradients, groups)
+    bundles = _bundle_gradients(form_gradients(plan, records), groups)
     # Norm and sum must read the same numbers.
-    formed = materialize([within_range(x) for x in formed])
+    formed = materialize({leaves: within_range(x) for leaves, x in bundles.items()})
     uses = [collect_factors(product, records, differences) for product in plan.products]
     if plan.is_pulled:
-        from dpoptax._ghost_clipping.sums.transformed_gradients import pull_back_product
+        from dpoptax._ghost_clipping.transformed.point_differences import pull_back_product
         from dpoptax._ghost_clipping.transformed.pull_back import FixedArrays
 
         fixed = [FixedArrays(leaves) for leaves in records.leaves]
     products = [
         pull_back_product(product, own, records.factor_dtype, fixed, differences=differences)
         if product.is_pulled
-        else join_factors(product, own, records.factor_dtype)
+        else FactoredGradients(
+            [segment.rounded(records.factor_dtype) for _, segment in own], product.layout.sizes
+        )
         for product, own in zip(plan.products, uses, strict=True)
     ]
-    return ExampleGradients(plan, products, formed, bundles)
+    return ExampleGradients(plan, products, formed)
 
 
 def _bundle_gradients(
     formed: dict[int, jax.Array], groups: list[int]
-) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
+) -> dict[tuple[int, ...], jax.Array]:
     """Joins small formed gradients of one clip group into one array (B, entries).
 
     The others keep their shapes, (B, …).
     """
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
-        small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
+        small = math.prod(gradient.shape[1:]) <= _BUNDLED_ENTRIES
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
 
-    found = [_join([formed[leaf] for leaf in bundle]) for bundle in bundles.values()]
-    return found, tuple(map(tuple, bundles.values()))
+    return {tuple(each): _join([formed[leaf] for leaf in each]) for each in bundles.values()}
 
 
 def _join(gradients: list[jax.Array]) -> jax.Array:
@@ -115,10 +102,12 @@ def _join(gradients: list[jax.Array]) -> jax.Array:
     return jnp.concatenate(flat, axis=1)
 
 
-def collect_factors(product: Product, records: Records, differences: bool) -> list[UseSegment]:
+def collect_factors(
+    product: Product, records: Records, differences: bool
+) -> list[tuple[PlannedUse, Segment]]:
     """Returns the weighted factors of a product, for each use and point."""
     return [
-        UseSegment(member, _segment(member, pair, records))
+        (member, _segment(member, pair, records))
         for member in product.members
         for pair in (
             weighted_pairs(member.use, records, differences)
@@ -146,10 +135,3 @@ def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -
     segment = Segment(*jax.vmap(member.use.rule.factors)(operand, cotangent))
     segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment
-
-
-def join_factors(
-    product: Product, uses: list[UseSegment], dtype: DTypeLike | None
-) -> FactoredGradients:
-    """Returns the gradients of a product from its factors, rounded to `dtype`."""
-    return FactoredGradients([use.segment.rounded(dtype) for use in uses], product.layout.sizes)

@@ -26,21 +26,16 @@ from dpoptax._support.tree import widen
 from dpoptax._support.xla import round_to_dtype
 
 
-def add_gradients(
-    first: dict[int, jax.Array], plan: Plan, records: Records
-) -> dict[int, jax.Array]:
+def form_gradients(plan: Plan, records: Records) -> dict[int, jax.Array]:
     """Returns the per-example gradients (B, ...) of the formed parameters.
 
-    `first` are those of opaque parameters at the first point. Gradients from factors of one use are
-    rounded to `records.factor_dtype` like the factors, since they may be large. All others are in
-    float32.
+    Gradients from factors of one use are rounded to `records.factor_dtype` like the factors, since
+    they may be large. All others are in float32.
     """
-    total = dict(first)
-    further = zip(records.at_points[1:], records.points.weights[1:], strict=True)
-    found = [(leaf, weigh(x, w)) for point, w in further for leaf, x in point.gradients.items()]
-    if records.tangent is not None:
-        found += records.tangent.gradients.items()
-    for leaf, value in itertools.chain(found, _form_used_gradients(plan, records)):
+    points = zip(records.at_points, records.points.weights, strict=True)
+    opaque = ((i, widen(weigh(x, w))) for point, w in points for i, x in point.gradients.items())
+    total: dict[int, jax.Array] = {}
+    for leaf, value in itertools.chain(opaque, _form_used_gradients(plan, records)):
         total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
     return total
 
@@ -50,7 +45,7 @@ def _form_used_gradients(plan: Plan, records: Records) -> Iterator[tuple[int, ja
     for use in plan.formed_uses:
         view = find_view(use.value)
         if view is None:
-            yield from _pull_back(use, records).items()
+            yield from _pull_back(use, records)
             continue
         pairs = weighted_pairs(use, records, True)
         gradient = _form_use(use, pairs, records.factor_dtype, rounded=True)
@@ -97,41 +92,16 @@ def _form_use(
     return jax.vmap(lambda g: use.rule.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
 
-def _pull_back(use: Use, records: Records) -> dict[int, jax.Array]:
-    """Returns gradients of the parameters behind a used value, (B, ...) each."""
-    leaves, dtype = sorted(use.value.leaves), records.factor_dtype
+def _pull_back(use: Use, records: Records) -> Iterator[tuple[int, jax.Array]]:
+    """Yields gradients of the parameters behind a used value, (B, ...) each, at each point."""
 
-    def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
-        def value(chosen: list[jax.Array]) -> jax.Array:
-            every = list(records.leaves[j])
-            for leaf, x in zip(leaves, chosen, strict=True):
-                every[leaf] = x
-            return ParameterEvaluator(every)(use.value)
+    def value(leaves: list[jax.Array]) -> jax.Array:
+        return ParameterEvaluator(leaves)(use.value)
 
-        out, transpose = jax.vjp(value, chosen)
-        return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
-
-    total: dict[int, jax.Array] = {}
-    for j, (operand, cotangent, weight) in enumerate(pairs_by_point(use, records)):
-        chosen = [records.leaves[j][leaf] for leaf in leaves]
-        gradient = _form_use(use, [(operand, cotangent, 1.0)], dtype)
-        if j == 0 and records.tangent is not None:
-            tangent = records.tangent
-            direction = jax.tree.leaves(records.points.tangent)
-            pairs = [(operand, tangent.cotangents[use.index], 1.0)]
-            if not jnp.issubdtype(operand.dtype, jnp.integer):
-                pairs.append((tangent.operands[use.index], cotangent, 1.0))
-            # The pulled-back gradient depends on the parameters and on `gradient`, and both change
-            # along the tangent.
-            parts, changes = jax.jvp(
-                lambda c, g: pull(c, g, 0),
-                (chosen, gradient),
-                ([direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
-            )
-        else:
-            parts, changes = pull(chosen, gradient, j), None
-        for i, leaf in enumerate(leaves):
-            part = widen(weigh(parts[i], weight))
-            part = part if changes is None else part + widen(changes[i])
-            total[leaf] = total[leaf] + part if leaf in total else part
-    return total
+    pairs = pairs_by_point(use, records)
+    for leaves, (operand, cotangent, weight) in zip(records.leaves, pairs, strict=True):
+        out, transpose = jax.vjp(value, leaves)
+        gradient = _form_use(use, [(operand, cotangent, 1.0)], records.factor_dtype)
+        pulled = jax.vmap(transpose)(gradient.astype(out.dtype))[0]
+        for leaf in sorted(use.value.leaves):
+            yield leaf, widen(weigh(pulled[leaf], weight))

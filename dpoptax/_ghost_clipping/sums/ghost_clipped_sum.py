@@ -10,7 +10,6 @@ programs are new here.
 """
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -48,36 +47,10 @@ from dpoptax._rounding.bounds import NormBounds, Piece
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import opaque_integers, unstack
 
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class GradientSums:
-    """Holds sums of gradients in few arrays, since many arrays take long to compile.
-
-    Attributes:
-      leaf_sums: the sums of parameters whose gradients are products.
-      vectors: for each of `bundles`, the sums of its parameters in one array.
-    """
-
-    leaf_sums: dict[int, jax.Array]
-    vectors: list[jax.Array]
-    bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
-
-    def tree(self, params: PyTree) -> PyTree:
-        """Returns the sums as a tree like the parameters, in float32 at least."""
-        leaves, structure = jax.tree.flatten(params)
-        found = dict(self.leaf_sums)
-        for bundle, vector in zip(self.bundles, self.vectors, strict=True):
-            found |= zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True)
-        kinds = map(float32_at_least, leaves)
-        total = [
-            found[i].astype(kind) if i in found else jnp.zeros(leaf.shape, kind)
-            for i, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
-        ]
-        return jax.tree.unflatten(structure, total)
-
-
-# Sums of clipped gradients, and of the geometry's statistic if it has one.
+# Sums of clipped gradients, by the parameters that they are of, in few arrays, since many arrays
+# take long to compile.
+GradientSums: TypeAlias = dict[tuple[int, ...], jax.Array]
+# These sums, and the sum of the geometry's statistic if it has one.
 ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
 
 # Weights multiply differences of gradients if Σ |w_j| exceeds this many times |Σ w_j|.
@@ -107,10 +80,8 @@ def ghost_clipped_sum(
       The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
       micro-batches can be added, and `join_sums` shapes the total like the parameters.
     """
-    mask = program.loss.separate(examples.mask)
-    cancel = _weights_cancel(points)
-    has_tangent = points.tangent is not None
-    plan = make_plan(program, len(mask), len(points.points), has_tangent=has_tangent)
+    cancel = _may_cancel(points)
+    plan = make_plan(program, len(examples.mask), len(points.points))
     records = record_points(
         program,
         points,
@@ -118,39 +89,39 @@ def ghost_clipped_sum(
         factor_dtype=factor_dtype,
         formed_uses=plan.formed_uses,
         finite=fixed_sides(plan),
-        early=cancel is False,
+        early=not cancel,
     )
     groups = clip.groups(points.points[0])
-
-    def make_total(differences: bool) -> ClippedTotal:
-        gradients = collect_gradients(plan, records, groups, differences=differences)
-        return clip_and_sum(clip, points, gradients, mask, examples.whole)
-
-    if isinstance(cancel, bool):
-        total = make_total(cancel)
-    else:  # of weights that are traced; they are public
-        total = lax.cond(cancel, lambda: make_total(True), lambda: make_total(False))
+    gradients = collect_gradients(plan, records, groups, differences=cancel)
+    total = clip_and_sum(clip, points, gradients, examples.mask, examples.whole)
     return total, program.loss.aux(records.at_points[0].outputs)
 
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
     sums, statistic = total
-    return clip.join(sums.tree(params), statistic)
+    leaves, structure = jax.tree.flatten(params)
+    found: dict[int, jax.Array] = {}
+    for bundle, vector in sums.items():
+        found |= zip(bundle, _unbundle(vector, [leaves[i] for i in bundle]), strict=True)
+    kinds = map(float32_at_least, leaves)
+    whole = [
+        found[i].astype(kind) if i in found else jnp.zeros(leaf.shape, kind)
+        for i, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
+    ]
+    return clip.join(jax.tree.unflatten(structure, whole), statistic)
 
 
-def _weights_cancel(points: GradientPoints) -> bool | jax.Array:
-    """Returns whether the weights are large and cancel, as for DiSK with small gamma.
+def _may_cancel(points: GradientPoints) -> bool:
+    """Returns whether the weights may be large and cancel, as for DiSK with small gamma.
 
-    They then multiply differences of gradients.
+    They then multiply differences of gradients. Weights that are traced may always cancel.
     """
     if len(points.weights) == 1:
         return False
-    known = all(isinstance(w, float) for w in points.weights)
-    xp: Any = np if known else jnp
-    values = xp.asarray(points.weights)
-    cancel = xp.sum(xp.abs(values)) > _CANCELLATION_RATIO * xp.abs(xp.sum(values))
-    return bool(cancel) if known else cancel
+    known = [w for w in points.weights if isinstance(w, float)]
+    large = sum(map(abs, known)) > _CANCELLATION_RATIO * abs(sum(known))
+    return large or len(known) < len(points.weights)
 
 
 def clip_and_sum(
@@ -164,7 +135,7 @@ def clip_and_sum(
     reference = points.reference
     if not (gradients.products or gradients.formed):
         nothing = jnp.zeros(mask.shape, jnp.float32)
-        return GradientSums({}, [], ()), sum_statistic(clip, reference, nothing, mask, whole)
+        return {}, sum_statistic(clip, reference, nothing, mask, whole)
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
     scaled, groups = clip.scaling(reference), clip.groups(points.points[0])
     pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
@@ -177,13 +148,14 @@ def clip_and_sum(
     def part(factored: FactoredGradients, coefficients: jax.Array) -> jax.Array:
         return sum_products(factored, coefficients, bound=bound, examples=whole.examples)
 
-    parts = list(map(_once_per_shape(part), products, by_piece))
-    vectors = [
-        block_sums.sum_weighted(each, gradient)
-        for gradient, each in zip(gradients.formed, by_piece[len(products) :], strict=True)
-    ]
-    statistic = sum_statistic(clip, reference, norms, used, whole)
-    return place_sums(gradients, parts, vectors), statistic
+    sums: GradientSums = {}
+    parts = map(_once_per_shape(part), products, by_piece)
+    for product, total in zip(gradients.plan.products, parts, strict=True):
+        leaf, placed = (product.leaf,), product.place(total)
+        sums[leaf] = sums[leaf] + placed if leaf in sums else placed
+    formed = zip(gradients.formed.items(), by_piece[len(products) :], strict=True)
+    sums |= {leaves: block_sums.sum_weighted(each, x) for (leaves, x), each in formed}
+    return sums, sum_statistic(clip, reference, norms, used, whole)
 
 
 def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
@@ -193,7 +165,7 @@ def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
     for product, factored, size in zip(products, gradients.products, sizes, strict=True):
         group = groups[product.leaf]
         pieces.append(Piece(size, group, absolute_ratio(factored), sum_error(factored)))
-    for formed, (leaf, *_) in zip(gradients.formed, gradients.bundles, strict=True):
+    for (leaf, *_), formed in gradients.formed.items():
         size = bounds.formed_bounds(formed)
         pieces.append(Piece(size, groups[leaf], sum_error=FLOAT32_ERROR))
     return pieces
@@ -231,24 +203,13 @@ def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..
     return call
 
 
-def place_sums(
-    gradients: ExampleGradients, parts: list[jax.Array], vectors: list[jax.Array]
-) -> GradientSums:
-    """Returns sums of products, (K, R, D), and of bundles, in the places of their parameters."""
-    found: dict[int, jax.Array] = {}
-    for product, part in zip(gradients.plan.products, parts, strict=True):
-        leaf, placed = product.leaf, product.place(part)
-        found[leaf] = found[leaf] + placed if leaf in found else placed
-    return GradientSums(found, vectors, gradients.bundles)
-
-
 def sum_rounding(gradients: ExampleGradients, whole: WholeBatch) -> float:
     """Returns τ of the clipped sum over all parts of a batch."""
     products = gradients.products
     return block_sums.tau(whole, [product_rounding(each, whole.examples) for each in products])
 
 
-def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+def _unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
     """Splits a vector into arrays with the shapes of `like`. One array may be in its shape."""
     if len(like) == 1:
         return [vector.reshape(like[0].shape)]

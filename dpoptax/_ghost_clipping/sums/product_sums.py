@@ -7,37 +7,31 @@ and positions. Segments with one-hot factors are added together as integers.
 
 import dataclasses
 import functools
+import math
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dpoptax._ghost_clipping.norms.factor_products import (
-    FactoredGradients,
-    Segment,
-    is_one_hot,
-)
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.sums.weighted_products import (
     absolute_ratio,
-    block_size,
     flushed,
     merge_examples,
     sum_segment,
     terms_per_entry,
     weigh_values,
 )
-from dpoptax._losses.rules import Sizes
 from dpoptax._rounding import block_sums, integer_sums
 
 
 class SumParts(NamedTuple):
-    """Splits a sum of gradients: dense segments separately, one-hot segments together.
+    """Splits a sum of gradients: dense segments separately, lookups together.
 
     Attributes:
-      dense: segments without one-hot factors.
-      row_lookups: segments with one-hot rows.
-      column_lookups: segments with one-hot columns, swapped.
+      dense: segments without one-hot rows.
+      lookups: the other segments.
       number: the number of parts, including fixed terms.
       ratio: M, such that f S ≤ M C.
       longest: the maximum number of products that an example adds to an entry of a dense segment.
@@ -45,17 +39,11 @@ class SumParts(NamedTuple):
     """
 
     dense: list[Segment]
-    row_lookups: list[Segment]
-    column_lookups: list[Segment]
+    lookups: list[Segment]
     number: int
     ratio: float
     longest: int
     block: int
-
-    @property
-    def has_lookups(self) -> bool:
-        """Returns whether a segment is one-hot."""
-        return bool(self.row_lookups or self.column_lookups)
 
     @property
     def largest_summand(self) -> float:
@@ -68,15 +56,19 @@ class SumParts(NamedTuple):
 
 def split_sum(factored: FactoredGradients, examples: int) -> SumParts:
     """Splits the sum over `examples` into parts."""
-    segments = factored.segments
-    row_lookups = [s for s in segments if is_one_hot(s.rows)]
-    column_lookups = [s.swapped for s in segments if is_one_hot(s.columns)]
-    dense = [s for s in segments if not (is_one_hot(s.rows) or is_one_hot(s.columns))]
-    number = len(dense) + bool(row_lookups) + bool(column_lookups) + len(factored.terms)
+    lookups = [s for s in factored.segments if s.is_lookup]
+    dense = [s for s in factored.segments if not s.is_lookup]
+    number = len(dense) + bool(lookups) + len(factored.terms)
     ratio = absolute_ratio(factored)
     longest = max([1, *map(terms_per_entry, dense)])
-    block = block_size(factored, examples, longest)
-    return SumParts(dense, row_lookups, column_lookups, number, ratio, longest, block)
+    block = block_sums.block_length(examples, longest, math.prod(factored.sizes), ratio)
+    return SumParts(dense, lookups, number, ratio, longest, block)
+
+
+def _lookup_terms(cut: SumParts) -> dict[str, Any]:
+    """Returns the arguments that the sum of lookups shares with the bound of its rounding."""
+    terms = sum(map(terms_per_entry, cut.lookups))
+    return {"terms": terms, "ratio": cut.ratio, "largest_summand": cut.largest_summand}
 
 
 def sum_products(
@@ -101,23 +93,29 @@ def sum_products(
         )
         found.append(term.basis * total)
     table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
-    if not cut.has_lookups:
+    if not cut.lookups:
         return table
-    add = functools.partial(
-        _add_one_hot, cut, coefficients=coefficients, examples=examples, bound=bound
-    )
-    if cut.row_lookups:
-        table = add(table, cut.row_lookups)
-    if cut.column_lookups:
-        table = add(table.swapaxes(-1, -2), cut.column_lookups).swapaxes(-1, -2)
-    return table
+    lookups = [
+        (merge_examples(rows)[0], merge_examples(weigh_values(columns, coefficients))[0])
+        for rows, columns in cut.lookups
+    ]
+
+    def add(table: jax.Array, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+        terms = _lookup_terms(cut)
+        return integer_sums.add_lookups(table, lookups, examples=examples, bound=bound, **terms)
+
+    return jax.vmap(add)(table, lookups)
 
 
 def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.Rounding:
     """Bounds how one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, examples)
-    found = _lookup_roundings(cut, factored.sizes, examples) if cut.has_lookups else []
-    rounding = block_sums.Rounding()
+    rounding = lookups = block_sums.Rounding()
+    if cut.lookups:
+        groups, _, columns = factored.sizes
+        lookups = integer_sums.lookup_rounding(
+            groups * columns, examples=examples, **_lookup_terms(cut)
+        )
     if cut.dense or factored.terms:
         rounding = block_sums.block_rounding(
             examples,
@@ -129,52 +127,7 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     # All parts of an example are together at most M C, so the largest part counts. Fixed terms add
     # one rounding, for the product of their sums with the fixed arrays.
     joined = cut.ratio * block_sums.parts_rounding(cut.number + bool(factored.terms), examples)
-    joined += max(each.joined for each in [rounding, *found])
-    own = sum(each.own for each in found) + flushed(factored)
-    termwise = cut.number > 1 or any(each.termwise for each in found)
+    joined += max(rounding.joined, lookups.joined)
+    termwise = cut.number > 1 or lookups.termwise
+    own = lookups.own + flushed(factored)
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
-
-
-def _lookup_roundings(cut: SumParts, sizes: Sizes, examples: int) -> list[block_sums.Rounding]:
-    """Bounds how one example changes the rounding of the integer sums of lookups."""
-    groups, rows, columns = sizes
-    return [
-        integer_sums.lookup_rounding(
-            groups * size,
-            terms=sum(map(terms_per_entry, lookups)),
-            examples=examples,
-            ratio=cut.ratio,
-            largest_summand=cut.largest_summand,
-        )
-        for lookups, size in ((cut.row_lookups, columns), (cut.column_lookups, rows))
-        if lookups
-    ]
-
-
-def _add_one_hot(
-    cut: SumParts,
-    table: jax.Array,
-    segments: list[Segment],
-    *,
-    coefficients: jax.Array,
-    examples: int,
-    bound: float,
-) -> jax.Array:
-    """Adds the sum of segments whose rows are one-hot to a table (K, R, D)."""
-
-    def add(table: jax.Array, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        return integer_sums.add_lookups(
-            table,
-            lookups,
-            terms=sum(map(terms_per_entry, segments)),
-            examples=examples,
-            bound=bound,
-            ratio=cut.ratio,
-            largest_summand=cut.largest_summand,
-        )
-
-    lookups = [
-        (merge_examples(rows)[0], merge_examples(weigh_values(columns, coefficients))[0])
-        for rows, columns in segments
-    ]
-    return jax.vmap(add)(table, lookups)

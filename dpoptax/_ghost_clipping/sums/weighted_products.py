@@ -6,18 +6,15 @@ examples and positions. `product_sums` adds up the segments of a gradient.
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import (
-    FactoredGradients,
-    Segment,
-    is_one_hot,
-)
-from dpoptax._ghost_clipping.sums.group_sums import sum_by_group
+from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
+from dpoptax._losses.rules import Sizes
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.bounds import (
     LARGEST_NUMBER,
@@ -28,6 +25,8 @@ from dpoptax._rounding.bounds import (
 )
 from dpoptax._support.tree import widen
 
+# On TPU, the largest part of the sum of a group.
+_PART_ENTRIES = 2**19
 # Relative errors of a coefficient times a factor, with room for the rounding of these bounds.
 FLOAT32_ERROR = 2.0**-23
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
@@ -49,7 +48,7 @@ def sum_error(factored: FactoredGradients) -> float:
 
     A weighted factor is rounded once, and in bfloat16 a second time.
     """
-    narrow = any(s.is_narrow and not any(map(is_one_hot, s)) for s in factored.segments)
+    narrow = any(s.is_narrow and not s.is_lookup for s in factored.segments)
     return BFLOAT16_ERROR if narrow else FLOAT32_ERROR
 
 
@@ -68,7 +67,7 @@ def absolute_ratio(factored: FactoredGradients) -> float:
     """Returns M, such that the parts of a clipped gradient are together at most M C."""
     positions = sum(segment.rows.shape[2] for segment in factored.segments)
     terms = positions + len(factored.terms)
-    only_lookups = all(any(map(is_one_hot, segment)) for segment in factored.segments)
+    only_lookups = all(segment.is_lookup for segment in factored.segments)
     if only_lookups and not factored.terms:  # added without rounding
         return max(largest_ratio(terms), 2.0 * math.sqrt(terms))
     return largest_ratio(terms)
@@ -83,15 +82,6 @@ def is_plain(factored: FactoredGradients) -> bool:
 def terms_per_entry(segment: Segment) -> int:
     """Returns how many products an example adds to an entry."""
     return max(1, segment.rows.shape[2])
-
-
-def block_size(factored: FactoredGradients, examples: int, longest: int) -> int:
-    """Returns the number of examples in a block of a sum.
-
-    `longest` is the maximum number of products that an example adds to an entry.
-    """
-    ratio = absolute_ratio(factored)
-    return block_sums.block_length(examples, longest, math.prod(factored.sizes), ratio)
 
 
 def weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
@@ -124,7 +114,7 @@ def sum_segment(
     together = functools.partial(in_blocks, _sum_positions, *weighted)
     if not factor_products.has_large_groups(sizes):
         return together()
-    by_group = functools.partial(sum_by_group, weighted, sizes, in_blocks)
+    by_group = functools.partial(_sum_by_group, weighted, sizes, in_blocks)
     found: jax.Array = lax.platform_dependent(tpu=by_group, default=together)
     return found
 
@@ -135,6 +125,33 @@ def _sum_positions(rows: jax.Array, columns: jax.Array) -> jax.Array:
         return factor_products.contract("bktr,bktd->krd", rows, columns)
     # With an axis of one group, XLA on CPU and GPU copies or transposes whole factors.
     return factor_products.contract("btr,btd->rd", rows[:, 0], columns[:, 0])[None]
+
+
+def _sum_by_group(
+    weighted: Segment, sizes: Sizes, in_blocks: Callable[..., jax.Array]
+) -> jax.Array:
+    """Returns the sum of a weighted segment, one large group after the other.
+
+    On TPU, a product of all groups takes longer to compile, and its operands are copied. A sum that
+    fits into vector memory is compiled as one unrolled kernel, and a quarter of it compiles in a
+    quarter of the time. So rows are summed in parts, which are aligned with tiles of 128 entries.
+    """
+    block_sum = functools.partial(factor_products.contract, "bktr,bktd->krd")
+    _, size, columns = sizes
+    lengths = [n for n in range(128, size, 128) if size % n == 0 and n * columns <= _PART_ENTRIES]
+    length = max(lengths, default=size)
+
+    def sum_group(segments: list[Segment]) -> jax.Array:
+        (rows, columns) = segments[0]
+
+        def sum_part(start: jax.Array) -> jax.Array:
+            part = lax.dynamic_slice_in_dim(rows, start, length, axis=3)
+            return in_blocks(block_sum, part, columns)
+
+        return lax.map(sum_part, jnp.arange(0, size, length)).reshape(sizes[1:])
+
+    found: jax.Array = factor_products.map_groups(sum_group, [weighted])
+    return found
 
 
 def merge_examples(factor: jax.Array) -> jax.Array:
