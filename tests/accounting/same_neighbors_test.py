@@ -17,7 +17,7 @@ from scipy import stats
 import dpoptax
 from dpoptax import accounting, matrix, sampling, tables
 from dpoptax.accounting import Guarantee, PrivacyEvent, selection
-from dpoptax.users import UserTable, per_user_loss
+from dpoptax.users import UserTable
 from tests.helpers import after_releases, planned_epsilon
 
 DELTA = 1e-5
@@ -150,19 +150,6 @@ def test_owners_are_not_shown():
     for text in (repr(made), str(made), str(made.to_dict()), repr(plan), str(plan)):
         assert plan.sampler.owners not in text
     assert plan.sampler.owners not in str(plan.sampler.describe())
-
-
-def test_one_household_would_exceed_the_price_of_two_tables():
-    """Shows why: an account moves its household's sum by two clipping bounds."""
-    grad_fn = dpoptax.clipped_grad(per_user_loss(lambda p, x: jnp.sum(p * x)), 1.0)
-
-    def total(present):
-        records = jnp.array([[[9.0], [-1.0]]]), jnp.array([[present, True]])
-        return float(grad_fn(jnp.zeros(1), records, jnp.ones(1, bool)).sum[0])
-
-    assert abs(total(True) - total(False)) == pytest.approx(2, abs=1e-4)
-    stated, true = (Guarantee(dpa.GaussianDpEvent(mu**-0.5)) for mu in (2, 5))
-    assert true.epsilon(DELTA) > 1.7 * stated.epsilon(DELTA)
 
 
 SAMPLERS = {
