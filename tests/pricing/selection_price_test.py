@@ -119,19 +119,6 @@ def test_no_order_of_scores_exceeds_the_price(distribution):
     assert closest > 0.95
 
 
-@pytest.mark.parametrize("mean", [1.0, 1.3, 20.0, 400.0])
-@pytest.mark.parametrize("shape", [-0.5, 0.0, 0.5, 1.0, 3.0, math.inf])
-def test_slopes_are_those_of_the_law(mean, shape):
-    """φ′(1) is the mean, and φ′ integrates to one minus the probability of no trial."""
-    number = price.NumberOfTrials(mean, shape)
-    assert number.slope(np.zeros(1))[0] == pytest.approx(mean, rel=1e-12)
-    nodes, weights = special.roots_legendre(400)
-    w = np.exp(-20 * (1 + nodes))  # from e^-40 to 1
-    integral = np.sum(weights * 20 * w * number.slope(w))
-    none = math.exp(-mean) if math.isinf(shape) else 0.0
-    assert integral == pytest.approx(1 - none, rel=1e-6)
-
-
 def test_rounding_is_pessimistic():
     """Fewer points of the curve of one trial give a larger price."""
     number = price.NumberOfTrials(20.0, 1.0)
