@@ -33,15 +33,6 @@ def same_bits(actual, expected):
     return np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_one_leaf_has_the_bits_of_the_first_of_two(noise):
-    """A tree of one leaf takes a path of its own."""
-    draw = jax.jit(NOISES[noise])
-    (alone,) = draw(_zeros([(7, 5)]), KEYS["threefry"])
-    first, _ = draw(_zeros([(7, 5), (3,)]), KEYS["threefry"])
-    assert same_bits(alone, first)
-
-
 def _zeros(shapes):
     return [jnp.zeros(shape) for shape in shapes]
 
