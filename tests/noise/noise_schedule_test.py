@@ -1,6 +1,7 @@
 """Tests scheduled noise: each release has the noise of its phase and is priced with it."""
 
 import functools
+from fractions import Fraction
 
 import chex
 import dp_accounting as dpa
@@ -12,7 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
-from dpoptax._pricing import events
+from dpoptax._pricing import events, privacy_losses
 from tests.helpers import event_epsilon, normal, planned_epsilon, slow_but
 
 CLIP = dpoptax.l2_clip(2.0)
@@ -134,14 +135,19 @@ def test_full_batches_compose_to_one_mu():
 
 
 @pytest.mark.parametrize("relation", events.RELATIONS)
-def test_full_batch_phases_join_to_one_gaussian(relation):
+def test_full_batch_phases_join_to_one_gaussian(relation, monkeypatch):
     """Full-batch phases are joined. A pair for each phase took 10 ms per calibration query."""
     sigmas = np.linspace(300, 100, 300)
     # The phases are also composed with a sampled release.
     other = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0))
     whole = [dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(sigma), 3) for sigma in sigmas]
     joined = dpa.GaussianDpEvent(float((3 * sigmas**-2.0).sum() ** -0.5))
+    built, loss_of = [], privacy_losses.loss_of
+    monkeypatch.setattr(
+        privacy_losses, "loss_of", lambda *args: built.append(args) or loss_of(*args)
+    )
     for beside in ([], [other]):
+        built.clear()
         found, want = (
             event_epsilon(
                 dpa.ComposedDpEvent([*parts, *beside]), DELTA, neighboring_relation=relation
@@ -149,6 +155,10 @@ def test_full_batch_phases_join_to_one_gaussian(relation):
             for parts in (whole, [joined])
         )
         assert found == pytest.approx(want, rel=1e-9)
+        assert len(built) == 2 * (1 + len(beside))
+        (priced,) = {event for event, *_ in built} - {joined, other}
+        exact = sum(3 / Fraction(sigma) ** 2 for sigma in sigmas.tolist())
+        assert Fraction(priced.noise_multiplier) ** 2 * exact <= 1  # the noise is not overstated
 
 
 def test_nearly_noiseless_phases_have_infinite_epsilon():
