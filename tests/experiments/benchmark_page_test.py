@@ -244,35 +244,6 @@ def test_records_in_repository_stay_readable(folder):
     assert all(entry.gradients >= 1 for entries in groups.values() for entry in entries)
 
 
-def test_network_without_features_is_named_and_drawn(tmp_path):
-    own = {"features": "none", "model": "tanh_cnn_mnist", "steps": 240}
-    lines.append(
-        tmp_path / "images" / "x.jsonl",
-        [
-            *benchmark(),
-            run("dp_sgd", DPSGD(), 0.95, **own),
-            run("momentum", DPSGD(), 0.955, optimizer="momentum", **own),
-        ],
-    )
-    write_page(tmp_path / "images")
-    text = (tmp_path / "images.md").read_text()
-    assert (
-        "### MNIST, tanh_cnn_mnist, ε = 1, δ = 1e-05, 240 steps\n\nModel tanh_cnn_mnist, B = "
-        in text
-    )
-    assert (
-        "### MNIST, scattering, ε = 1, δ = 1e-05, 30 steps\n\nModel linear on scattering features"
-        in text
-    )
-    axes = Figure().subplots()
-    page_figures.draw_accuracies(
-        axes, page_groups.grouped(lines.read(tmp_path / "images" / "x.jsonl")), {}, "mnist"
-    )
-    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-    np.testing.assert_allclose(drawn["best of 2, tanh_cnn_mnist, 240 steps, δ = 1e-05"], [95.5])
-    assert "DP-SGD, linear on scattering, 30 steps, δ = 1e-05" in drawn
-
-
 def test_distinguishes_batch_sizes_and_models(tmp_path):
     """Each setting has its own heading and row; previously the last run replaced the others."""
     found = [

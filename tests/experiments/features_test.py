@@ -164,6 +164,7 @@ def test_adding_example_does_not_change_other_features(wanted, monkeypatch):
     for name, size in (("_IMAGES", 100), ("_PATCHES", 2000), ("_SHAPES", 20)):
         monkeypatch.setattr(dictionary, name, size)
     images = np.random.default_rng(0).normal(size=(300, 8, 7, 3)).astype(np.float32)
+    images[[0, 9]] = [[[[np.nan]]], [[[1e6]]]]
     with_it = np.concatenate(list(features._parts(images, wanted)))
     without = np.concatenate(list(features._parts(images[1:], wanted)))
     np.testing.assert_array_equal(with_it[1:], without)
