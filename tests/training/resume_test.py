@@ -274,13 +274,21 @@ def test_budget_holds_across_restarts(tmp_path, undisturbed):
         run(tmp_path / "parts", epsilon=budget)
 
 
-def _damage_truncate(path):
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
+DAMAGES = {
+    "removed": lambda content: None,
+    "truncated": lambda content: content[: len(content) // 2],
+    "flipped": lambda content: (
+        content[:-9] + bytes(x ^ 0xFF for x in content[-9:-8]) + content[-8:]
+    ),
+    "text": lambda content: b"not a checkpoint",
+}
 
 
-def _damage_remove(path):
+def _damage(path, kind="truncated"):
+    content = DAMAGES[kind](path.read_bytes())
     path.unlink()
+    if content is not None:
+        path.write_bytes(content)
 
 
 def _files(folder):
@@ -297,7 +305,7 @@ def undisturbed_arrays(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(("begun", "fewest"), [("undisturbed", 3), ("undisturbed_arrays", 6)])
 def test_reports_damage_to_any_file_of_a_checkpoint(damage, begun, fewest, request, tmp_path):
     workdir, like = request.getfixturevalue(begun)[1], _state_like()
@@ -309,7 +317,7 @@ def test_reports_damage_to_any_file_of_a_checkpoint(damage, begun, fewest, reque
     for number, file in enumerate(files):
         copy = tmp_path / str(number) / "checkpoints"
         shutil.copytree(workdir / "checkpoints", copy)
-        damage(copy / "6" / file)
+        _damage(copy / "6" / file, damage)
         found, error = want, ""  # of a file that does not affect the values
         with Checkpoints(copy) as checkpoints:
             try:
@@ -430,7 +438,7 @@ def _assert_same(got, want):
 
 
 def test_run_continues_after_removing_damaged_checkpoint(stopped, undisturbed):
-    _damage_truncate(stopped / "checkpoints" / "4" / "record" / "metadata")
+    _damage(stopped / "checkpoints" / "4" / "record" / "metadata")
     with pytest.raises(CheckpointError, match=r"/4 cannot be read .*continue from step 2\."):
         run(stopped)
     shutil.rmtree(stopped / "checkpoints" / "4")
@@ -448,7 +456,7 @@ def test_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
 def test_never_restarts_without_checkpoints_of_earlier_run(stopped, capsys, tmp_path):
     for step in ("2", "4"):
         shutil.rmtree(stopped / "checkpoints" / step)
-    _damage_truncate(stopped / "checkpoints" / "0" / "record" / "metadata")
+    _damage(stopped / "checkpoints" / "0" / "record" / "metadata")
     with pytest.raises(CheckpointError, match="account for both runs"):
         run(stopped)
     shutil.rmtree(stopped / "checkpoints")

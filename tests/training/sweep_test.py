@@ -161,14 +161,6 @@ def test_command_shows_no_secret_of_a_random_number_of_trials(tmp_path, capsys, 
     assert "which examples were held out for this choice, and ____" in text
 
 
-def test_only_owner_can_read_seeds_of_trials(finished):
-    """Only the owner can read the seeds, because a seed reproduces the noise of its trial."""
-    workdir, _ = finished
-    for name in ("sweep.json", "trials"):
-        assert (workdir / name).stat().st_mode & 0o077 == 0
-    assert not list(workdir.glob("*.partial"))
-
-
 def test_prices_all_trials_together_and_adds_noise_to_scores(finished):
     workdir, results = finished
     price = results.price
@@ -390,7 +382,8 @@ def test_only_one_process_runs_a_sweep(tmp_path, monkeypatch):
     assert len(results.trials) == 1
 
 
-def test_only_owner_can_read_random_number_of_trials(tmp_path, seed):
+def test_only_owner_can_read_seeds_and_number_of_trials(tmp_path, seed):
+    """A seed reproduces the noise of its trial."""
     seed["seed"] = 3
     given = {"trials": 2, "repetitions": "poisson"}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
@@ -398,6 +391,7 @@ def test_only_owner_can_read_random_number_of_trials(tmp_path, seed):
     assert results.trials
     for name in ("trials.md", "sweep.json", "trials"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_interrupted_sweep_resumes(finished, tmp_path, monkeypatch):
