@@ -670,12 +670,6 @@ def test_rowwise_adagrad_equals_dense_adagrad():
     np.testing.assert_allclose(sparse[1], accumulator, rtol=1e-5)
 
 
-def test_float32_tails_match_normal_distribution():
-    x = np.linspace(0.0, 9.0, 50, dtype=np.float32)
-    found = 0.5 * jax.lax.erfc(jnp.asarray(x) / np.float32(math.sqrt(2)))
-    np.testing.assert_allclose(found, special.ndtr(-x.astype(np.float64)), rtol=5e-5)
-
-
 @pytest.mark.slow
 def test_audit_of_whole_steps_confirms_the_claim():
     """Uses the likelihood ratio of rows and release for the only example with two lookups."""
