@@ -239,11 +239,6 @@ class TestCurve:
         assert curve_of(steps=[10, 5, 5], **run).tolist() == [*once[::-1], once[0]]
         assert curve_of(steps=[], **run).shape == (0,)
 
-    def test_refuses_shuffled_epochs(self):
-        sampler = ShuffledSampler(1000, 100, seed=0)
-        with pytest.raises(ValueError, match="no privacy event"):
-            curve_of(noise_multiplier=2, delta=DELTA, steps=[1], sampler=sampler)
-
 
 class TestRenyiDivergences:
     """Rényi divergences. dp_accounting omits the signs of the series at non-integer orders."""
