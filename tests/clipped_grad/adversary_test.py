@@ -1,6 +1,7 @@
 """Tests the clipping bound under attack: chosen data move the sum by at most the bound."""
 
 import functools
+import itertools
 import math
 
 import jax
@@ -514,34 +515,29 @@ def test_search_at_several_points_finds_rounding_errors(monkeypatch):
     assert found > 1
 
 
+_SQUARED = ("standardized, squared", "merged, squared")
+# Program, points, method of the norms, and options.
+SEARCHES = [
+    *itertools.product(DERIVED, POINTS, ["gram"], [{}]),
+    *itertools.product(
+        _SQUARED, ("near, large weights", "all but opposite"), ["form", "keep"], [{}]
+    ),
+    *itertools.product(
+        _SQUARED,
+        ("near, large weights", "second differences", "opposite"),
+        ["gram"],
+        [{"precision": "bfloat16"}, {"microbatch_size": 3}],
+    ),
+]
+
+
 @pytest.mark.spread(10)
 @pytest.mark.slow
-@pytest.mark.parametrize("points", POINTS)
-@pytest.mark.parametrize("program", DERIVED)
-def test_longer_search_at_several_points(program, points, monkeypatch):
-    helpers.force_norm_method(monkeypatch, "gram")
-    found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
-    assert found <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["form", "keep"])
-@pytest.mark.parametrize("points", ["near, large weights", "all but opposite"])
-@pytest.mark.parametrize("program", ["standardized, squared", "merged, squared"])
-def test_longer_search_at_several_points_forming_gradients(program, points, way, monkeypatch):
+@pytest.mark.parametrize(("program", "points", "way", "options"), SEARCHES, ids=str)
+def test_longer_search_at_several_points(program, points, way, options, monkeypatch):
     helpers.force_norm_method(monkeypatch, way)
-    found = _attack_points(program, points, CLIPS["l2"], (20, 40))
-    assert found <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
-@pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
-def test_points_search_with_microbatches_or_bfloat16(points, options, monkeypatch):
-    helpers.force_norm_method(monkeypatch, "gram")
-    for program in ("standardized, squared", "merged, squared"):
-        found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
-        assert found <= 1
+    clip = CLIPS["AUTO-V" if way == "gram" else "l2"]
+    assert _attack_points(program, points, clip, (20, 40), **options) <= 1
 
 
 def test_bound_holds_for_microbatches_and_masks():
