@@ -16,7 +16,7 @@ from dpoptax import accounting, matrix, sampling, tables
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax.users import UserTable, per_user_loss
 from tests.accounting.same_neighbors_test import check_refused
-from tests.helpers import after_releases, event_epsilon, planned_epsilon
+from tests.helpers import after_releases, planned_epsilon
 
 DELTA = 1e-5
 SIZES = {"dataset_size": 1000, "batch_size": 50, "steps": 3, "noise_multiplier": 6.0}
@@ -46,38 +46,6 @@ def spent(plan, key=KEYS[0], steps=3):
 def planned(sampler, **options):
     run = {"noise_multiplier": 6.0, "steps": 3, "accountant": "rdp"}
     return accounting.planned_guarantee(sampler=sampler, **run | options)
-
-
-@pytest.mark.parametrize(
-    ("size", "batch_size", "steps", "sigma", "one", "independent", "shared"),
-    [
-        (4096, 16, 3, 0.5, 2.25, 2.62, 6.68),
-        pytest.param(60000, 256, 234, 0.6, 2.78, 3.19, 8.32, marks=pytest.mark.slow),
-    ],
-)
-def test_shared_draws_cost_as_much_as_noise_over_root_two(
-    size, batch_size, steps, sigma, one, independent, shared
-):
-    """Shows why equal seeds are refused: two releases on one draw are one with σ/√2."""
-    q = batch_size / size
-    run = {"sampling_probability": q, "delta": DELTA}
-
-    def price(**noise):
-        return planned_epsilon(**run, **noise)
-
-    assert price(noise_multiplier=sigma, steps=steps) == pytest.approx(one, abs=0.006)
-    assert price(noise_multiplier=sigma, steps=2 * steps) == pytest.approx(independent, abs=0.006)
-    found = price(noise_multiplier=sigma / math.sqrt(2), steps=steps)
-    assert found == pytest.approx(shared, abs=0.006)
-    assert found > 2 * planned_epsilon(
-        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=DELTA / 2
-    )
-    if steps == 3:  # the pair, by its definition: one draw under two releases
-        two = dpa.ComposedDpEvent([dpa.GaussianDpEvent(sigma)] * 2)
-        pair = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, two), steps)
-        assert event_epsilon(pair, DELTA, accountant="rdp") == pytest.approx(
-            price(noise_multiplier=sigma / math.sqrt(2), steps=steps, accountant="rdp"), rel=1e-6
-        )
 
 
 DEPENDENT = {  # runs whose batches depend on those of `SAMPLER`
