@@ -337,8 +337,6 @@ class TestRenyiDivergences:
 
 @pytest.mark.usefixtures("coarse_prices")
 class TestOneStep:
-    """Sampled Gaussian releases."""
-
     @pytest.mark.parametrize(
         "event",
         [
@@ -821,7 +819,6 @@ def test_refuses_sampler_of_wrong_type(wrong):
 
 
 def test_every_public_function_has_one_default_accountant():
-    """A plan and the functions of `accounting` price by the same accountant by default."""
     names = [getattr(accounting, name) for name in dir(accounting) if not name.startswith("_")]
     public = [dpoptax.PrivacyPlan, *filter(callable, names)]
     defaults = {

@@ -325,8 +325,6 @@ def whole(tmp_path_factory):
 
 
 class TestResuming:
-    """Stopped runs resume."""
-
     def run(self, folder, stop_at=None, **options):
         """Fits in a folder; the evaluation of step `stop_at` raises."""
 
