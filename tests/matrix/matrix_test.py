@@ -186,18 +186,13 @@ def test_columns_have_norm_at_most_one(strategy):
     assert norms.max() <= 1 + (0 if strategy is BANDED else 1e-6)
 
 
-def test_release_has_clipped_sum_and_noise_scaled_to_clip():
+def test_release_has_clipped_sum():
     tx = dpoptax.correlated_noise(BANDED, noise_multiplier=0.0, batch_size=4, key=KEY)
     params = jnp.zeros(2, jnp.bfloat16)
     total = dpoptax.extend.trust_clipped(jnp.array([8.0, 4.0]), CLIP)
     mean, _ = jax.jit(tx.update)(total, tx.init(params), params)
     assert mean.dtype == jnp.bfloat16
     np.testing.assert_array_equal(mean.astype(float), [2.0, 1.0])
-    tx = dpoptax.correlated_noise(BANDED, noise_multiplier=2.0, batch_size=4, key=KEY)
-    params = jnp.zeros(50_000)
-    mean, _ = jax.jit(tx.update)(dpoptax.extend.trust_clipped(params, CLIP), tx.init(params))
-    first = 2.0 * 0.5 / 4 / BANDED.coefficients[0]
-    np.testing.assert_allclose(jnp.std(mean), first, rtol=0.02)
 
 
 def test_records_participate_only_in_their_turn():
