@@ -301,7 +301,7 @@ def test_clipped_grad_equals_per_example_form():
 def test_reference_is_the_last_release():
     clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=2.0)
     tx = optax.chain(
-        dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=6, key=KEY),
+        dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=problem.BATCH, key=KEY),
         dpoptax.extend.track_reference(),
         optax.sgd(0.1),
     )
