@@ -94,6 +94,20 @@ def after_releases(tx, params, count):
     return count_releases(tx.init(params), count, 0)
 
 
+def filtered(tx, signal, stddev, read, seed=0):
+    """Returns the outputs of a filter on noisy leaves (steps, d), and `read` of each state."""
+    rng = np.random.default_rng(seed)
+    inputs = jax.tree.map(lambda x: floats(x + stddev * rng.normal(size=x.shape)), signal)
+
+    def body(state, g):
+        out, state = tx.update(g, state)
+        return state, (out, read(state))
+
+    first = jax.tree.map(lambda x: x[0], inputs)
+    _, found = jax.lax.scan(body, tx.init(first), inputs)
+    return jax.tree.map(np.asarray, found)
+
+
 def global_norm(tree):
     """Returns the l2 norm of a tree, in float64."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]

@@ -13,7 +13,7 @@ from scipy import integrate, optimize, stats
 
 import dpoptax
 from dpoptax import accounting, matrix
-from dpoptax._pricing import accountants, events, renyi
+from dpoptax._pricing import accountants, events
 from dpoptax.sampling import (
     FixedSizeSampler,
     PoissonSampler,
@@ -23,6 +23,7 @@ from dpoptax.sampling import (
 from tests.helpers import after_releases, divergences, event_epsilon, planned_epsilon, slow_but
 
 DELTA = 1e-5
+TF_ORDERS = [1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512]
 
 
 def divergences_of(orders, **run):
@@ -80,30 +81,22 @@ class TestPublishedValues:
         )
         np.testing.assert_allclose(found, expected, rtol=1e-8)
 
-    def test_abadi_et_al(self):
-        # Abadi et al. (2016), section 3.2: q = 0.01, sigma = 4, T = 10000 gives ε = 1.26 at δ =
-        # 1e-5.
-        assert classic_epsilon(4, 0.01, 10_000, range(2, 34)) == pytest.approx(1.26, abs=0.005)
-
     @pytest.mark.parametrize(
-        ("noise_multiplier", "epochs", "expected"), [(1.3, 20, 1.34), (0.7, 70, 8.68)]
+        ("noise_multiplier", "batch_size", "steps", "orders", "expected"),
+        [
+            # Abadi et al. (2016), section 3.2: q = 0.01, σ = 4, T = 10,000, δ = 1e-5.
+            (4, 600, 10_000, np.arange(2, 34), 1.26),
+            # Bu, Dong, Long, Su (2020), figure 4: MNIST, moments accountant.
+            (1.3, 256, 4688, np.arange(1.1, 65, 0.1), 1.34),
+            (0.7, 256, 16_406, np.arange(1.1, 65, 0.1), 8.68),
+            # TensorFlow Privacy's MNIST tutorial.
+            (1.3, 256, 3516, TF_ORDERS, 1.19),
+            (1.1, 256, 14_062, TF_ORDERS, 3.01),
+        ],
     )
-    def test_bu_et_al(self, noise_multiplier, epochs, expected):
-        # Bu, Dong, Long, Su (2020), figure 4: MNIST, p = 256/60000, moments accountant.
-        q = 256 / 60_000
-        found = classic_epsilon(noise_multiplier, q, round(epochs / q), np.arange(1.1, 65, 0.1))
-        assert found == pytest.approx(expected, abs=0.02)
-
-    @pytest.mark.parametrize(
-        ("noise_multiplier", "epochs", "expected"),
-        [(1.3, 15, 1.19), (1.1, 60, 3.01)],
-    )
-    def test_tensorflow_privacy_tutorial(self, noise_multiplier, epochs, expected):
-        # Two reference settings from TensorFlow Privacy's MNIST tutorial.
-        q = 256 / 60_000
-        orders = [1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512]
-        found = classic_epsilon(noise_multiplier, q, round(epochs / q), orders)
-        assert found == pytest.approx(expected, abs=0.02)
+    def test_moments_accountant(self, noise_multiplier, batch_size, steps, orders, expected):
+        found = classic_epsilon(noise_multiplier, batch_size / 60_000, steps, orders)
+        assert found == pytest.approx(expected, abs=0.02 if batch_size == 256 else 0.005)
 
     @pytest.mark.parametrize(
         ("probability", "steps", "expected"),
@@ -173,17 +166,6 @@ class TestIndependentComputations:
                 span,
             )
             assert shown <= 0.02 * (1 + 1e-3)
-
-    def test_replace_one_doubles_sensitivity_of_full_batches(self):
-        sampler = FixedSizeSampler(1000, 1000, seed=0)
-        for accountant in ("pld", "rdp"):
-            replaced = planned_epsilon(
-                noise_multiplier=8, sampler=sampler, steps=10, accountant=accountant
-            )
-            added = planned_epsilon(
-                noise_multiplier=4, sampling_probability=1, steps=10, accountant=accountant
-            )
-            assert replaced == pytest.approx(added, rel=1e-4)
 
     def test_rdp_doubles_the_sensitivity_under_replace_one(self):
         # dp_accounting issue 378: its RDP of this event is a quarter of the correct value; its PLD
@@ -257,11 +239,6 @@ class TestCurve:
         assert curve_of(steps=[10, 5, 5], **run).tolist() == [*once[::-1], once[0]]
         assert curve_of(steps=[], **run).shape == (0,)
 
-    def test_refuses_shuffled_epochs(self):
-        sampler = ShuffledSampler(1000, 100, seed=0)
-        with pytest.raises(ValueError, match="no privacy event"):
-            curve_of(noise_multiplier=2, delta=DELTA, steps=[1], sampler=sampler)
-
 
 class TestRenyiDivergences:
     """Rényi divergences. dp_accounting omits the signs of the series at non-integer orders."""
@@ -286,21 +263,6 @@ class TestRenyiDivergences:
         )
         # At orders near 1, the last digits of order - 1 are also lost.
         assert -1e-12 < found[0] * (order - 1) / expected - 1 < 2e-6
-
-    @pytest.mark.parametrize("q", [1e-3, 0.1, 0.5, 0.99])
-    @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
-    def test_match_quadrature(self, q, sigma):
-        orders = np.array([1.1, 1.9, 3.3, 6.5])
-        for order, found in zip(
-            orders,
-            divergences_of(noise_multiplier=sigma, sampling_probability=q, steps=1, orders=orders),
-            strict=True,
-        ):
-            x = np.linspace(-12 * sigma, order + 12 * sigma, 400_001)
-            y = q * np.expm1((x - 0.5) / sigma**2)
-            excess = np.expm1(order * np.log1p(y)) - order * y
-            log_moment = np.log1p(integrate.simpson(stats.norm.pdf(x, 0, sigma) * excess, x=x))
-            assert found == pytest.approx(log_moment / (order - 1), rel=1e-6)
 
     @pytest.mark.parametrize(("sigma", "orders"), [(0.4, [1.01, 2.5, 2]), (7.0, [1.5, 63.9])])
     def test_everything_sampled_is_a_gaussian_at_fractional_orders(self, sigma, orders):
@@ -343,17 +305,6 @@ class TestRenyiDivergences:
         assert found[2] == math.inf
         assert nothing.tolist() == [0, 0]
 
-    @pytest.mark.parametrize(
-        ("q", "sigma", "steps", "expected"),
-        [(0.05, 0.7, 3000, 51.35), (0.2, 1.0, 500, 40.94), (0.05, 0.3, 1, 15.061)],
-    )
-    def test_epsilon_with_little_noise(self, q, sigma, steps, expected):
-        # The series of dp_accounting gives 55.31 and 43.36 for the first two.
-        found = planned_epsilon(
-            noise_multiplier=sigma, sampling_probability=q, steps=steps, accountant="rdp"
-        )
-        assert found == pytest.approx(expected, abs=6e-3)
-
     def test_gaussians_on_one_sample_combine_into_one(self):
         one = dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(0.7))
         both = dpa.ComposedDpEvent([dpa.GaussianDpEvent(0.7 * math.sqrt(2))] * 2)
@@ -383,18 +334,9 @@ class TestRenyiDivergences:
             < delta
         )
 
-    @pytest.mark.parametrize("sigma", [0.3, 0.8, 1.5, 3.0, 30.0])
-    def test_integral_has_the_largest_step_that_its_error_allows(self, sigma):
-        """e^(a²/(2σ²) − 2πa/h) ≤ e^−L for some a ≤ πσ², within which the integrand is analytic."""
-        accuracy, widths = 44.0, np.linspace(0, math.pi * sigma**2, 100_001)[1:]
-        allowed = 2 * math.pi * widths / (accuracy + widths**2 / (2 * sigma**2))
-        assert renyi._step(sigma, accuracy) == pytest.approx(allowed.max(), rel=1e-6)
-
 
 @pytest.mark.usefixtures("coarse_prices")
 class TestOneStep:
-    """Sampled Gaussian releases."""
-
     @pytest.mark.parametrize(
         "event",
         [
@@ -466,32 +408,21 @@ class TestTruncation:
         assert found == pytest.approx(want, rel=1e-12)
 
     @pytest.mark.parametrize(
-        ("size", "batch", "steps", "epsilon", "expected"),
+        ("sampler", "sigma", "steps"),
         [
-            (60_000, 600, 1000, 10, 0.57313),
-            (1437, 100, 120, 10.5, 0.76719),
-            (1000, 50, 10, 12, 0.46800),
+            *(
+                (PoissonSampler(1000, 50, seed=0), *noise)
+                for noise in ((0.3, 1), (0.1, 1), (0.468, 10))
+            ),
+            *((matrix.CyclicPoissonSampler(1000, 50, seed=0), sigma, 1) for sigma in (0.3, 0.1)),
         ],
     )
-    def test_default_truncation_is_negligible_at_large_epsilon(
-        self, size, batch, steps, epsilon, expected
-    ):
-        # Charging e^ε times the probability of truncation used up all of δ, which raised an error.
-        run = {"epsilon": epsilon, "delta": DELTA, "steps": steps, "accountant": "rdp"}
-        sampler = PoissonSampler(size, batch, seed=1)
-        found = accounting.calibrate(sampler=sampler, **run)
-        plain = accounting.calibrate(sampling_probability=batch / size, **run)
-        assert found == pytest.approx(plain, rel=2e-4)
-        assert found == pytest.approx(expected, rel=2e-4)
-
-    @pytest.mark.parametrize(
-        "sampler", [PoissonSampler(1000, 50, seed=0), matrix.CyclicPoissonSampler(1000, 50, seed=0)]
-    )
-    @pytest.mark.parametrize("sigma", [0.3, 0.1])
-    def test_default_truncation_is_negligible_with_little_noise(self, sampler, sigma):
-        run = {"noise_multiplier": sigma, "delta": DELTA, "steps": 1, "accountant": "rdp"}
+    def test_default_truncation_is_negligible_with_little_noise(self, sampler, sigma, steps):
+        """Charging e^ε times the probability of truncation would use up all of δ."""
+        run = {"noise_multiplier": sigma, "delta": DELTA, "steps": steps, "accountant": "rdp"}
         found = planned_epsilon(sampler=sampler, **run)
-        assert found == pytest.approx(planned_epsilon(sampling_probability=0.05, **run), rel=1e-6)
+        plain = planned_epsilon(sampling_probability=0.05, **run)
+        assert found == pytest.approx(plain, rel=1e-6 if steps == 1 else 2e-4)
         if sigma == 0.3:
             assert found == pytest.approx(15.0613, rel=1e-5)
 
@@ -563,15 +494,6 @@ class TestEdges:
         assert spent(0, 0) == 0
         assert spent(math.inf, 10) == 0
 
-    def test_nothing_sampled(self):
-        assert planned_epsilon(noise_multiplier=0, sampling_probability=0, steps=9) == 0
-
-    @pytest.mark.usefixtures("coarse_prices")
-    def test_epsilon_is_infinite_after_too_many_steps(self):
-        run = {"noise_multiplier": 0.01, "sampling_probability": 1.0, "delta": DELTA}
-        assert planned_epsilon(**run, steps=10**7) == math.inf
-        assert planned_epsilon(**run, steps=9) < 1e6
-
     @pytest.mark.parametrize(
         ("noise_multiplier", "steps", "q"),
         [(0.001, 1000, 0.999), (0.05, 10**9, 0.01), (50, 10**15, 0.01)],
@@ -610,11 +532,6 @@ class TestEdges:
         good = {"noise_multiplier": 1, "sampling_probability": 0.1, "steps": 9, "delta": DELTA}
         with pytest.raises(ValueError, match=message):
             accounting.planned_guarantee(**{**good, **arguments})
-
-    def test_refuses_string_target(self):
-        run = {"delta": DELTA, "sampling_probability": 0.1, "steps": 9}
-        with pytest.raises(ValueError, match="`epsilon` must be a real number, got '3'"):
-            accounting.calibrate(epsilon="3", **run)
 
     def test_errors_do_not_print_data(self):
         with pytest.raises(ValueError, match=r"`dataset_size` .* got <ndarray of shape \(99, 2\)>"):
@@ -718,21 +635,23 @@ class TestCalibration:
         assert planned_epsilon(steps=steps, **run) <= 1.5
         assert planned_epsilon(steps=steps + 1, **run) > 1.5
 
-    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-    def test_batch_size_is_the_largest_that_fits(self, accountant):
-        run = {"noise_multiplier": 4.4, "delta": DELTA, "steps": 500, "accountant": accountant}
-        size = accounting.calibrate(epsilon=2, dataset_size=50_000, **run)
+    @pytest.mark.parametrize(
+        ("dataset_size", "delta", "accountant"),
+        [
+            (50_000, DELTA, "pld"),
+            (50_000, DELTA, "rdp"),
+            # Truncation is part of δ, and a batch size off by 1 in 100,000 would be noticeable.
+            (10**6, 9e-7, "pld"),
+        ],
+    )
+    def test_batch_size_is_the_largest_that_fits(self, dataset_size, delta, accountant):
+        run = {"noise_multiplier": 4.4, "delta": delta, "steps": 500, "accountant": accountant}
+        size = accounting.calibrate(epsilon=2, dataset_size=dataset_size, **run)
 
         def spent(batch_size):
-            return planned_epsilon(sampler=PoissonSampler(50_000, batch_size, seed=0), **run)
+            return planned_epsilon(sampler=PoissonSampler(dataset_size, batch_size, seed=0), **run)
 
         assert spent(size) <= 2 < spent(size + 1)
-
-    def test_calibrated_batch_size_stays_within_budget(self):
-        """Truncation is part of δ, and a batch size off by 1 in 100,000 would be noticeable."""
-        run = {"noise_multiplier": 5.0, "delta": 9e-7, "steps": 100}
-        size = accounting.calibrate(epsilon=1.0, dataset_size=10**6, **run)
-        assert planned_epsilon(sampler=PoissonSampler(10**6, size, seed=0), **run) <= 1.0
 
     def test_generous_budget_allows_full_batches(self):
         assert (
@@ -900,7 +819,6 @@ def test_refuses_sampler_of_wrong_type(wrong):
 
 
 def test_every_public_function_has_one_default_accountant():
-    """A plan and the functions of `accounting` price by the same accountant by default."""
     names = [getattr(accounting, name) for name in dir(accounting) if not name.startswith("_")]
     public = [dpoptax.PrivacyPlan, *filter(callable, names)]
     defaults = {

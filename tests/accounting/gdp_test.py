@@ -7,14 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._pricing import accountants, composition, privacy_losses, trade_off_functions
-from dpoptax._pricing.events import RELATIONS, parts_of
-from tests.helpers import after_releases, profile
+from dpoptax._pricing import trade_off_functions
+from tests.helpers import after_releases
 
 RATES = np.array([1e-3, 0.01, 0.1, 0.3, 0.7])
 
@@ -75,49 +73,6 @@ def test_mu_includes_other_events():
     state, also = after_steps(sampler, 2.0, 1), [dp_accounting.GaussianDpEvent(2.0)]
     both = accounting.guarantee(state, sampler, also=also).gdp_mu(1e-6)
     assert both == pytest.approx(math.sqrt(2) / 2, rel=0.002)
-
-
-def composed_deltas(pair, doublings, epsilons):
-    """Composes a pair of privacy losses with itself by products, without the errors of an FFT."""
-    found = []
-    for loss in (pair._pmf_remove.to_dense_pmf(), pair._pmf_add.to_dense_pmf()):
-        masses, least = loss._probs, loss._lower_loss
-        for _ in range(doublings):
-            masses, least = np.convolve(masses, masses), 2 * least
-            kept = np.flatnonzero(masses > 1e-26)
-            masses, least = masses[kept[0] : kept[-1] + 1], least + kept[0]
-        losses = (least + np.arange(masses.size)) * loss._discretization
-        infinite = -math.expm1(2**doublings * math.log1p(-loss._infinity_mass))
-        above = -np.expm1(np.minimum(np.subtract.outer(epsilons, losses), 0))
-        found.append(above @ masses + infinite)
-    return np.maximum(*found)
-
-
-def test_profile_deltas_match_stated_epsilons():
-    step = dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(2.0))
-    event = dp_accounting.SelfComposedDpEvent(step, 256)
-    relation = RELATIONS["add-or-remove-one"]
-    epsilons, deltas = profile(event, relation, 1e-3, points=12)
-    pair = privacy_loss_distribution.from_gaussian_mechanism(
-        2.0, sampling_prob=0.02, value_discretization_interval=1e-3
-    )
-    exact = composed_deltas(pair, 8, epsilons)
-    assert np.all(deltas >= exact)
-    np.testing.assert_allclose(deltas[:-1], exact[:-1], rtol=1e-7)
-    for epsilon, delta in list(zip(epsilons, deltas, strict=True))[1:-1]:
-        stated = accountants.epsilon_of(event, float(delta), "pld", relation, 1e-3)
-        assert stated == pytest.approx(epsilon, rel=1e-3)
-
-
-def test_small_deltas_keep_precision_of_composition():
-    """dp_accounting's deltas are off by 1e-16 per step and may fall below the proven value."""
-    event = dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000
-    )
-    pairs = privacy_losses.pairs_of(parts_of(event), RELATIONS["add-or-remove-one"], 1e-3)
-    epsilon = composition.epsilon_of(pairs, 1e-3, 1e-20)
-    (delta,) = composition.deltas_of(pairs, 1e-3, np.array([epsilon]))
-    assert delta == pytest.approx(1e-20, rel=1e-3)
 
 
 def test_overflow_of_batches_is_charged_to_delta():

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling, tables
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax.users import UserTable, per_user_loss
 from tests.accounting.same_neighbors_test import check_refused
-from tests.helpers import after_releases, event_epsilon, planned_epsilon
+from tests.helpers import after_releases, planned_epsilon
 
 DELTA = 1e-5
 SIZES = {"dataset_size": 1000, "batch_size": 50, "steps": 3, "noise_multiplier": 6.0}
@@ -47,38 +46,6 @@ def spent(plan, key=KEYS[0], steps=3):
 def planned(sampler, **options):
     run = {"noise_multiplier": 6.0, "steps": 3, "accountant": "rdp"}
     return accounting.planned_guarantee(sampler=sampler, **run | options)
-
-
-@pytest.mark.parametrize(
-    ("size", "batch_size", "steps", "sigma", "one", "independent", "shared"),
-    [
-        (4096, 16, 3, 0.5, 2.25, 2.62, 6.68),
-        pytest.param(60000, 256, 234, 0.6, 2.78, 3.19, 8.32, marks=pytest.mark.slow),
-    ],
-)
-def test_shared_draws_cost_as_much_as_noise_over_root_two(
-    size, batch_size, steps, sigma, one, independent, shared
-):
-    """Shows why equal seeds are refused: two releases on one draw are one with σ/√2."""
-    q = batch_size / size
-    run = {"sampling_probability": q, "delta": DELTA}
-
-    def price(**noise):
-        return planned_epsilon(**run, **noise)
-
-    assert price(noise_multiplier=sigma, steps=steps) == pytest.approx(one, abs=0.006)
-    assert price(noise_multiplier=sigma, steps=2 * steps) == pytest.approx(independent, abs=0.006)
-    found = price(noise_multiplier=sigma / math.sqrt(2), steps=steps)
-    assert found == pytest.approx(shared, abs=0.006)
-    assert found > 2 * planned_epsilon(
-        noise_multiplier=sigma, sampling_probability=q, steps=steps, delta=DELTA / 2
-    )
-    if steps == 3:  # the pair, by its definition: one draw under two releases
-        two = dpa.ComposedDpEvent([dpa.GaussianDpEvent(sigma)] * 2)
-        pair = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, two), steps)
-        assert event_epsilon(pair, DELTA, accountant="rdp") == pytest.approx(
-            price(noise_multiplier=sigma / math.sqrt(2), steps=steps, accountant="rdp"), rel=1e-6
-        )
 
 
 DEPENDENT = {  # runs whose batches depend on those of `SAMPLER`
@@ -267,47 +234,6 @@ class TestUnits:
             return float(clipped(jnp.zeros(1), user, np.ones(1, bool)).sum[0])
 
         assert total([True, False]) - total([True, True]) == pytest.approx(2, abs=1e-4)
-
-
-def proven_epsilon(present, absent, delta):
-    """Returns a lower bound on ε, with confidence 99.9 %, from scores with and without a record."""
-    bounds = [0.0]
-    for threshold in np.quantile(present, (0.94, 0.96, 0.97)):
-        found, false = np.sum(present > threshold), np.sum(absent > threshold)
-        true_rate = stats.beta.ppf(0.0001, found, len(present) - found + 1)
-        false_rate = stats.beta.ppf(0.9999, false + 1, len(absent) - false)
-        bounds.append(math.log(max(true_rate - delta, 1e-12) / false_rate))
-    return max(bounds)
-
-
-def test_audit_of_two_runs_of_one_plan():
-    """The released sums of two runs prove less than the pair's ε, and more with one seed."""
-    delta, sigma, pairs = 0.01, 0.5, 8000
-    options = {"dataset_size": 10, "batch_size": 1, "steps": 1, "noise_multiplier": sigma}
-    plan = dpoptax.PrivacyPlan(**options, delta=delta)
-    stated = dataclasses.replace(plan, also=[plan.guarantee()]).epsilon
-    rng = np.random.default_rng(0)
-
-    def releases(seeds):
-        """Returns the noisy sums of pairs of runs in which record 0 contributes 1."""
-        samplers = [[sampling.PoissonSampler(10, 1, seed=seed) for seed in pair] for pair in seeds]
-        drawn = [
-            [0 in s.indices[s.mask] for (s,) in (x.samples(0, 1) for x in pair)]
-            for pair in samplers
-        ]
-        return np.array(drawn) + rng.normal(scale=sigma, size=(pairs, 2))
-
-    def fresh(sums):  # the log-likelihood ratio of independent draws
-        return np.sum(np.log(0.9 + 0.1 * np.exp((2 * sums - 1) / (2 * sigma**2))), axis=1)
-
-    def shared(sums):
-        return np.log(0.9 + 0.1 * np.exp((2 * sums.sum(axis=1) - 2) / (2 * sigma**2)))
-
-    without = rng.normal(scale=sigma, size=(100 * pairs, 2))
-    found = releases([(2 * i, 2 * i + 1) for i in range(pairs)])
-    assert stated / 2 < proven_epsilon(fresh(found), fresh(without), delta) <= stated
-    found = releases([(i, i) for i in range(pairs)])
-    assert proven_epsilon(shared(found), shared(without), delta) > 1.2 * stated
 
 
 def test_a_pickled_guarantee_keeps_its_fingerprints():

@@ -261,11 +261,6 @@ POISSON = sampling.PoissonSampler(1000, 50)
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
         ({"sampler": POISSON, "batch_size": 49}, ValueError, "`batch_size` must be .* 50, got 49"),
         ({"sampler": POISSON, "dataset_size": 9}, ValueError, "`dataset_size` must be"),
-        (
-            {"sampler": dataclasses.replace(POISSON, seed=0)},
-            ValueError,
-            "`sampler` must have no seed",
-        ),
         ({"sampler": "poisson"}, TypeError, "`sampler` must be a sampler"),
         (
             {"sampler": STRATEGY.under(SAMPLERS["cyclic"](100, 10))},

@@ -228,12 +228,6 @@ class TestOneUse:
         assert sum(found, []) == drawn(whole.batches(X))
         assert run.step == 6
 
-    def test_batches_and_draws_are_the_same_draws(self):
-        plan = plan_of()
-        run, whole = plan.new_run(KEY), plan.new_run(KEY)
-        found = drawn(itertools.islice(run.draws(), 2)) + drawn(run.batches(X))
-        assert found == drawn(whole.draws())
-
     def test_two_iterators_are_refused(self):
         run = plan_of().new_run()
         first, second = run.batches(X), run.draws()

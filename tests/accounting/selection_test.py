@@ -97,23 +97,6 @@ def test_drawn_numbers_have_requested_mean(distribution, mean):
     assert distribution == "poisson" or draws.min() >= 1
 
 
-def test_randomized_response_obeys_bound():
-    """The best of a geometric number of randomized responses, in closed form, obeys the bound.
-
-    A trial answers 1 with probability p, else 0. The best of K trials is 1 unless all are 0, so
-    P[0] = E[(1 - p)^K]. The pure bound of Theorem 2 holds at every order.
-    """
-    p, other, mean = 0.3, 0.4, 10.0
-
-    def none_right(success):
-        gamma, fail = 1 / mean, 1 - success
-        return gamma * fail / (1 - (1 - gamma) * fail)
-
-    ratio = abs(math.log(none_right(p) / none_right(other)))
-    one = math.log(max(other / p, (1 - p) / (1 - other)))
-    assert one < ratio <= 3 * one  # (2 + shape) times a pure epsilon
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -6,10 +6,9 @@ import pytest
 from scipy import spatial, special, stats
 
 from dpoptax import accounting, auditing
-from dpoptax._pricing import accountants, custom_events, events
 from dpoptax._pricing.trade_off_functions import gaussian_trade_off
 from tests import games
-from tests.helpers import after_releases, profile
+from tests.helpers import after_releases
 
 RATES = np.linspace(1e-4, 1 - 1e-4, 501)
 
@@ -36,18 +35,6 @@ def test_sampled_claim_is_below_both_threshold_tests():
     lower = lower[np.argsort(lower[:, 0])]
     exact = np.interp(RATES, lower[:, 0], lower[:, 1])
     np.testing.assert_allclose(claimed(RATES), exact, atol=3e-3)
-
-
-def test_overflow_probability_adds_to_delta():
-    event = custom_events.RandomAllocationDpEvent(2.0, period=4, steps=4)
-    full = custom_events.cut_event(event, 1e-6)
-    relation = events.RELATIONS["replace-special"]
-    epsilons, deltas = profile(full, relation, 1e-3)
-    _, exact = profile(event, relation, 1e-3)
-    np.testing.assert_allclose(deltas - exact, 1e-6, rtol=1e-6)
-    # The same holds when starting from a stated epsilon.
-    stated = accountants.epsilon_of(full, float(deltas[30]), "pld", relation, 1e-3)
-    assert stated == pytest.approx(epsilons[30], rel=1e-2)
 
 
 def test_less_noise_gives_lower_trade_off():

@@ -8,9 +8,7 @@ from scipy import stats
 
 from dpoptax import accounting, auditing, sampling
 from dpoptax.auditing._exact_scores import (
-    binomial_scores,
     extremes_p_value,
-    hypergeometric_scores,
     hypergeometric_tails,
     mean_p_value,
     spread_p_value,
@@ -81,18 +79,6 @@ def test_p_values_of_small_counts_are_exact_or_conservative():
     for level in (0.5, 0.1, 0.02):
         most = np.max(np.sum(p_values <= level, axis=0))
         assert stats.binom.sf(most - 1, 80, level) > 1e-5
-
-
-def test_scores_of_counts_are_normal():
-    rng = np.random.default_rng(0)
-    full = lambda value: np.full(20_000, value)  # noqa: E731
-    marked = rng.hypergeometric(120, 280, 20, size=20_000)
-    cut = np.minimum(rng.binomial(30, 0.2, size=20_000), 7)
-    for scores in (
-        hypergeometric_scores(marked, full(400), full(120), full(20), rng),
-        binomial_scores(cut, full(30), full(0.2), full(7), rng),
-    ):
-        assert stats.kstest(scores, "norm").pvalue > 1e-3
 
 
 @pytest.mark.parametrize(("pool", "marked", "drawn"), [(20, 7, 5), (20, 13, 15), (3000, 900, 80)])

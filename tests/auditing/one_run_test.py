@@ -107,36 +107,13 @@ def test_is_close_to_published_bounds_of_steinke_et_al(canaries, guesses, correc
     assert 0.975 * printed < found < 1.05 * printed
 
 
-def _audit_rh_with_cap(inverse_blow_up, canaries, correct, guesses, threshold):
-    """Mahloujifar, Melis and Chaudhuri's algorithm with abstentions; returns two values per guess.
-
-    Transcribed line by line from the published pseudo-code, because the paper does not print
-    numbers for the Gaussian mechanism.
-    """
-    r, h = np.zeros(correct + 1), np.zeros(correct + 1)
-    r[correct] = threshold * correct / canaries
-    h[correct] = threshold * (guesses - correct) / canaries
-    for i in reversed(range(correct)):
-        h[i] = max(h[i + 1], inverse_blow_up(r[i + 1]))
-        r[i] = r[i + 1] + i / (guesses - i) * (h[i] - h[i + 1])
-    return r[0] + h[0] <= guesses / canaries
-
-
 @pytest.mark.parametrize(
     ("correct", "guesses", "canaries"), [(82, 100, 100), (740, 1000, 1000), (98, 100, 1000)]
 )
 def test_gaussian_bound_matches_mahloujifar_et_al(correct, guesses, canaries):
-    def permitted(mu):
-        def inverse(x):
-            return stats.norm.cdf(stats.norm.ppf(x) - mu)
-
-        return _audit_rh_with_cap(inverse, canaries, correct, guesses, 0.05)
-
+    """Compares with another library, because the paper prints no numbers for this mechanism."""
     seen = auditing.OneRunGuesses(canaries, (guesses,), (correct,), 0.95)
     mu = auditing.gaussian_family().refuted(seen.refutes)
-    assert permitted(mu * 1.0001)
-    assert not permitted(mu)
-    # The same value from another library, which states ε.
     scores = np.arange(canaries)[::-1]
     included = np.r_[np.arange(guesses) < correct, np.zeros(canaries - guesses, bool)]
     library = CanaryScoreAuditor(scores[included], scores[~included]).epsilon_one_run_fdp(

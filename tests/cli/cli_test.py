@@ -361,7 +361,8 @@ def test_comparison_figure_is_not_blank(compared):
 @pytest.mark.slow
 def test_command_compares_with_default_grid(config, tmp_path, capsys):
     paths = [config("plain", "NonPrivate()"), config("other", "NonPrivate()")]
-    options = ["--seeds", "1", "--steps", "2", "--workdir", str(tmp_path / "out")]
+    options = ["--seeds", "1", "--steps", "2", "--set", "batch_size=32", "model=mlp"]
+    options += ["--workdir", str(tmp_path / "out")]
     assert main(["compare", *paths, *options]) == 0
     output = capsys.readouterr().out
     for name in ("Non-private (plain)", "Non-private (other)", "comparison.png"):
@@ -369,6 +370,8 @@ def test_command_compares_with_default_grid(config, tmp_path, capsys):
     methods = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert [point["learning_rate"] for point in methods[0]["grid"]] == [0.25, 0.5, 1.0, 2.0, 4.0]
     assert methods[0]["test_score_std"] is None
+    settings = [method["runs"][0]["config"] for method in methods]
+    assert {(given["batch_size"], given["model"]) for given in settings} == {(32, "mlp")}
     assert "∞ (not private)" in output
 
 

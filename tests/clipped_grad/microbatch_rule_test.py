@@ -25,33 +25,28 @@ def layer(w, x):
     return jnp.sum(jnp.tanh(x @ w))  # 4 D + 4 D + 4 bytes
 
 
-def test_small_parameters_need_16_megabytes_of_results():
-    assert 2**8 < 16e6 / (8 * 5000) < 2**9
-    assert size(lambda w, x: jnp.sum(jnp.tanh(w * x)), row(1), row(5000)) == 2**9
+def normalized(w, x):
+    return layer(w / jnp.linalg.norm(w), x)  # two more arrays of 4 MB
 
 
-def test_large_parameters_need_four_times_their_bytes():
-    assert 2**10 < 4 * 4e6 / (8 * D) < 2**11
-    assert size(layer, SQUARE, row(D)) == 2**11
+def scanned(w, x):
+    return jnp.sum(jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=16)[0])
 
 
-def test_results_of_parameters_alone_count_as_parameters():
-    def normalized(w, x):
-        return layer(w / jnp.linalg.norm(w), x)  # two more arrays of 4 MB
-
-    assert size(normalized, SQUARE, row(D)) == 2**13
-
-
-def test_constants_count_as_parameters():
-    frozen = jnp.ones((D, D))
-    assert size(lambda w, x: layer(frozen, x @ w), SQUARE, row(D)) == 2**12
+FROZEN = np.ones((D, D), np.float32)
+CASES = {
+    "16 MB for small parameters": (lambda w, x: jnp.sum(jnp.tanh(w * x)), row(1), 5000, 2**9),
+    "four times the bytes of large parameters": (layer, SQUARE, D, 2**11),
+    "results of parameters count as parameters": (normalized, SQUARE, D, 2**13),
+    "constants count as parameters": (lambda w, x: layer(FROZEN, x @ w), SQUARE, D, 2**12),
+    "results in a scan count in each step": (scanned, SQUARE, D, 2**7),
+}
 
 
-def test_results_in_a_scan_count_in_each_step():
-    def scanned(w, x):
-        return jnp.sum(jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=16)[0])
-
-    assert size(scanned, SQUARE, row(D)) == 2**7
+@pytest.mark.parametrize("name", CASES)
+def test_default_size(name):
+    loss, params, length, expected = CASES[name]
+    assert size(loss, params, row(length)) == expected
 
 
 def test_no_more_than_the_rows_and_all_elsewhere():

@@ -106,7 +106,9 @@ def test_bound_holds_for_narrow_dtypes(clip, dtype):
 
 @pytest.mark.parametrize("side", [0, 1], ids=["data", "cotangent"])
 @pytest.mark.parametrize("value", [2.0**40, 1e13, 3e38, *SPECIAL])
-@pytest.mark.parametrize("program", ["one position", "regression", "batched", "opaque"])
+@pytest.mark.parametrize(
+    "program", ["one position", "regression", "batched", "convolution", "opaque"]
+)
 def test_example_outside_of_the_range_adds_zero(program, value, side):
     """The other side is ordinary, so that only this number decides."""
     loss, shapes, data = programs.PROGRAMS[program]

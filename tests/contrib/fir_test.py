@@ -1,27 +1,19 @@
 """Tests of the finite filter that estimates its coefficients from noisy gradients."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import dpoptax
+from tests.helpers import filtered
 
 STEPS, DIM = 300, 3000
 
 
-def _coefficients(signal, stddev, length=5, seed=0):
+def _coefficients(signal, stddev, length=5):
     """Returns the coefficients of every step on a noisy signal (steps, d), and the outputs."""
-    noise = stddev * np.random.default_rng(seed).normal(size=signal.shape)
     tx = dpoptax.contrib.adaptive_fir(length, stddev)
-
-    def body(state, g):
-        out, state = tx.update(g, state)
-        return state, (state.b, out)
-
-    inputs = jnp.asarray(signal + noise, jnp.float32)
-    _, (b, out) = jax.lax.scan(body, tx.init(inputs[0]), inputs)
-    return np.asarray(b), np.asarray(out)
+    out, b = filtered(tx, signal, stddev, lambda state: state.b)
+    return b, out
 
 
 def _autoregressive(rho):

@@ -244,56 +244,6 @@ def test_records_in_repository_stay_readable(folder):
     assert all(entry.gradients >= 1 for entries in groups.values() for entry in entries)
 
 
-def test_network_without_features_is_named_and_drawn(tmp_path):
-    own = {"features": "none", "model": "tanh_cnn_mnist", "steps": 240}
-    lines.append(
-        tmp_path / "images" / "x.jsonl",
-        [
-            *benchmark(),
-            run("dp_sgd", DPSGD(), 0.95, **own),
-            run("momentum", DPSGD(), 0.955, optimizer="momentum", **own),
-        ],
-    )
-    write_page(tmp_path / "images")
-    text = (tmp_path / "images.md").read_text()
-    assert (
-        "### MNIST, tanh_cnn_mnist, ε = 1, δ = 1e-05, 240 steps\n\nModel tanh_cnn_mnist, B = "
-        in text
-    )
-    assert (
-        "### MNIST, scattering, ε = 1, δ = 1e-05, 30 steps\n\nModel linear on scattering features"
-        in text
-    )
-    axes = Figure().subplots()
-    page_figures.draw_accuracies(
-        axes, page_groups.grouped(lines.read(tmp_path / "images" / "x.jsonl")), {}, "mnist"
-    )
-    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-    np.testing.assert_allclose(drawn["best of 2, tanh_cnn_mnist, 240 steps, δ = 1e-05"], [95.5])
-    assert "DP-SGD, linear on scattering, 30 steps, δ = 1e-05" in drawn
-
-
-def test_each_kind_of_features_has_separate_lines():
-    found = [
-        run("dp_sgd", DPSGD(), accuracy, features=features)
-        for features, accuracy in (("scattering", 0.9), ("dictionary", 0.8))
-    ]
-    free = run("non_private", NonPrivate(), 0.99, features="dictionary")
-    groups = page_groups.grouped([*found, free])
-    compared = {s: e for s, e in groups.items() if np.isfinite(s.epsilon)}
-    alone = {s: e for s, e in groups.items() if not np.isfinite(s.epsilon)}
-    axes = Figure().subplots()
-    page_figures.draw_accuracies(axes, compared, alone, "mnist")
-    drawn = {line.get_label(): line for line in axes.get_lines()}
-    first, other = (
-        drawn[f"DP-SGD, linear on {name}, 30 steps, δ = 1e-05"]
-        for name in ("scattering", "dictionary")
-    )
-    assert (list(first.get_ydata()), list(other.get_ydata())) == ([90.0], [80.0])
-    assert first.get_color() != other.get_color()
-    assert drawn["not private, linear on dictionary, 30 steps"].get_ydata()[0] == 99.0
-
-
 def test_distinguishes_batch_sizes_and_models(tmp_path):
     """Each setting has its own heading and row; previously the last run replaced the others."""
     found = [
@@ -320,13 +270,6 @@ def test_distinguishes_batch_sizes_and_models(tmp_path):
     assert re.findall(r"### MNIST, scattering, ε = 1, δ = 1e-05, 30 steps(.*)", text) == [
         ", model linear, B = 256", ", model linear, B = 512", ", model mlp",
     ]  # fmt: skip
-
-
-def test_draws_more_lines_than_colors():
-    found = [run("dp_sgd", DPSGD(), 0.9, batch_size=2**n) for n in range(9)]
-    axes = Figure().subplots()
-    page_figures.draw_accuracies(axes, page_groups.grouped(found), {}, "mnist")
-    assert sum(str(line.get_label()).startswith("DP-SGD") for line in axes.get_lines()) == 9
 
 
 @pytest.mark.parametrize("others", [[], [1e-5, 1e-6]], ids=["alone", "beside several"])

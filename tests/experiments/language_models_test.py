@@ -133,20 +133,6 @@ def test_forms_no_per_example_gradients(name, lora):
     assert explained.fallbacks == ()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_clipped_sums_match_per_example_gradients(name, lora):
-    model, variables, reference = start(name, **lora)
-    loss, batch = loss_of(model, variables), batch_of(name, reference)
-    points = dpoptax.GradientPoints((variables.params,), (1.0,))
-    sums = [
-        jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.5), method=method))(points, batch).sum
-        for method in ("auto", "vmap")
-    ]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *sums)
-
-
 def test_row_loss_is_mean_over_labels():
     model, variables, reference = start("gpt2")
     inputs, logits = reference["inputs"][0], reference["logits"][0]

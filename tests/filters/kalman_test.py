@@ -1,6 +1,5 @@
 """Tests of Kalman gains: the recursion, its limit, and the gain estimated from releases."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ from scipy import stats
 
 import dpoptax
 from dpoptax.filters import _kalman
+from tests.helpers import filtered
 from tests.oracles import disk as oracle
 
 
@@ -22,18 +22,10 @@ def test_recursion_matches_paper_and_converges(w, v, h):
     assert gains[-1] == pytest.approx(dpoptax.filters.kalman_gain(**arguments), rel=1e-6)
 
 
-def _track(signal, stddev, seed=0, **kwargs):
+def _track(signal, stddev, seed=0):
     """Returns the filtered gradients and the gains on a noisy signal (steps, d)."""
-    noise = stddev * np.random.default_rng(seed).normal(size=signal.shape)
-    tx = dpoptax.adaptive_kalman(stddev, **kwargs)
-
-    def body(state, g):
-        out, state = tx.update(g, state)
-        return state, (out, state.gain)
-
-    inputs = jnp.asarray(signal + noise, jnp.float32)
-    _, (out, gains) = jax.lax.scan(body, tx.init(inputs[0]), inputs)
-    return np.asarray(out), np.asarray(gains)[:, 0]
+    tx = dpoptax.adaptive_kalman(stddev)
+    return filtered(tx, signal, stddev, lambda state: state.gain[0], seed)
 
 
 def _random_walk(drift, steps=300, d=4000, seed=1):
@@ -60,16 +52,8 @@ def test_averages_constant_signal():
 
 def test_leaves_can_have_separate_gains():
     tx = dpoptax.adaptive_kalman(1.0, per_leaf=True)
-    rng = np.random.default_rng(0)
-    still, moving = np.zeros((200, 3000)), _random_walk(1.0, 200, 3000)
-    tree = {"moving": moving, "still": still}
-    inputs = {k: jnp.asarray(x + rng.normal(size=x.shape), jnp.float32) for k, x in tree.items()}
-
-    def body(state, g):
-        _, state = tx.update(g, state)
-        return state, state.gain
-
-    _, gains = jax.lax.scan(body, tx.init({k: x[0] for k, x in inputs.items()}), inputs)
+    signal = {"moving": _random_walk(1.0, 200, 3000), "still": np.zeros((200, 3000))}
+    _, gains = filtered(tx, signal, 1.0, lambda state: state.gain)
     assert gains[-1, 0] > 0.5
     assert gains[-1, 1] < 0.1
 

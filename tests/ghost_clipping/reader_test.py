@@ -340,7 +340,7 @@ def test_float32_next_to_float64(clip):
     ("leaf", "message"),
     [
         (jnp.ones((4, 4), jnp.int8), r"\['w'\] is int8. It has no gradient"),
-        (jnp.ones((4, 4), jnp.complex64), "is complex64. Store the real"),
+        (jnp.ones((4, 4), jnp.complex64), "is complex64. Store the real.*two parameters"),
         (jnp.ones((4, 4), _FLOAT8), "is float8_e4m3fn. Store it in bfloat16"),
     ],
 )

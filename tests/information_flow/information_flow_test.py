@@ -77,6 +77,12 @@ def paths(shown):
     return {each.path for each in shown}
 
 
+def assert_redraws(again, step, *given, private_argnums=(2, 3), **options):
+    """Checks whether a step is reported to draw noise again."""
+    flow = information_flow(step, *given, private_argnums=private_argnums, **options)
+    assert bool(flow.private) == bool(flow.redrawn) == again
+
+
 STAGES = {
     "gaussian": (dpoptax.gaussian_noise(**NOISE), CLIP),
     "fixed point": (dpoptax.gaussian_noise(**NOISE, fixed_point=True), CLIP),
@@ -326,9 +332,7 @@ def test_only_one_of_two_branches_draws():
 )
 def test_detects_noise_drawn_twice(step):
     state = dpoptax.gaussian_noise(**NOISE).init(PARAMS)
-    flow = information_flow(step, PARAMS, state, BATCH, MASK, private_argnums=(2, 3))
-    assert flow.private
-    assert flow.redrawn
+    assert_redraws(True, step, PARAMS, state, BATCH, MASK)
 
 
 @jax.jit
@@ -493,10 +497,7 @@ QUICK_RUNS_OF_KEYS = (
 def test_detects_repeated_keys_of_arrays(run):
     run, again = RUNS_OF_KEYS[run]
     step = functools.partial(with_keys, run=run)
-    flow = information_flow(
-        step, PARAMS, KEY, BATCH, MASK, private_argnums=(2, 3), secret_argnums=1
-    )
-    assert bool(flow.private) == bool(flow.redrawn) == again
+    assert_redraws(again, step, PARAMS, KEY, BATCH, MASK, secret_argnums=1)
 
 
 def test_detects_reuse_of_a_new_state_in_a_branch():
@@ -583,8 +584,7 @@ def test_detects_reuse_of_a_state_across_loop_steps(loop, kept, again):
     keep = {"first": lambda first, last: first, "last": lambda first, last: last}[kept]
     state = dpoptax.gaussian_noise(**NOISE).init(PARAMS)
     step = functools.partial(several_turns, loop=loop, kept=keep)
-    flow = information_flow(step, PARAMS, state, BATCH, MASK, private_argnums=(2, 3))
-    assert bool(flow.private) == bool(flow.redrawn) == again
+    assert_redraws(again, step, PARAMS, state, BATCH, MASK)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -598,8 +598,7 @@ def test_detects_equal_keys_of_two_new_stages(again):
         )
         return [tx.update(grads, tx.init(params))[0] for tx in chains]
 
-    flow = information_flow(step, PARAMS, BATCH, MASK, private_argnums=(1, 2))
-    assert bool(flow.private) == bool(flow.redrawn) == again
+    assert_redraws(again, step, PARAMS, BATCH, MASK, private_argnums=(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -623,9 +622,7 @@ def test_detects_equal_keys_of_vmapped_runs(folded, again):
         return [jax.vmap(release)(each) for each in folded(keys, runs)]
 
     keys, runs = jax.random.split(KEY, 3), jnp.arange(3)
-    given = PARAMS, keys, runs, BATCH, MASK
-    flow = information_flow(step, *given, private_argnums=(3, 4))
-    assert bool(flow.private) == bool(flow.redrawn) == again
+    assert_redraws(again, step, PARAMS, keys, runs, BATCH, MASK, private_argnums=(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -646,8 +643,7 @@ def test_detects_reuse_of_a_state_after_loops(generator, again):
         state, third = jax.lax.scan(turn, begun if again else state, length=3)
         return first, second, third, turn(state, None)[1]
 
-    flow = information_flow(step, PARAMS, tx.init(PARAMS), BATCH, MASK, private_argnums=(2, 3))
-    assert bool(flow.private) == bool(flow.redrawn) == again
+    assert_redraws(again, step, PARAMS, tx.init(PARAMS), BATCH, MASK)
 
 
 @pytest.mark.parametrize(
@@ -671,9 +667,7 @@ def test_detects_equal_noise_on_several_devices(added, key, again):
 
     specs = {"in_specs": (jax.P(), key, rows, rows), "out_specs": rows, "check_vma": False}
     step = jax.shard_map(release, mesh=mesh, **specs)
-    given = PARAMS, jnp.zeros(8, int), BATCH, MASK
-    flow = information_flow(step, *given, private_argnums=(2, 3))
-    assert bool(flow.private) == bool(flow.redrawn) == again
+    assert_redraws(again, step, PARAMS, jnp.zeros(8, int), BATCH, MASK)
 
 
 SECRETS = {

@@ -399,7 +399,6 @@ def examples_at(rows, shape):
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 90), marks=pytest.mark.slow)])
 def test_row_labels_of_random_programs_are_correct(seeds):
-    """Reported rows of random programs are correct, and enough rows are reported."""
     kept = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)

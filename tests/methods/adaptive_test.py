@@ -7,67 +7,18 @@ import optax
 import pytest
 
 import dpoptax
-from tests.oracles import lp_adam as oracle
+from tests.oracles import problem
+from tests.oracles.lp_adam import lp_adam
 
 pytestmark = pytest.mark.usefixtures("no_room")
 
-STEPS, BATCH, SHAPE, ETA, CLIP = 50, 4, (5, 3), 0.05, 0.8
+ETA, PROBLEM = 0.05, problem.make(5, 3)
 FILTER = dpoptax.filters.preset("doppler-second-order")
 
 
-def _loss(x, example):
-    """A smooth non-convex loss of a matrix x: tanh regression with a ripple."""
-    u, v = example
-    return 0.5 * jnp.sum((jnp.tanh(u @ x) - v) ** 2) + 0.1 * jnp.sum(jnp.cos(2.0 * x))
-
-
-@pytest.fixture(scope="module")
-def problem():
-    rng = np.random.default_rng(0)
-    u = rng.normal(size=(STEPS, BATCH, SHAPE[0]))
-    v = rng.normal(size=(STEPS, BATCH, SHAPE[1]))
-    return rng.normal(size=SHAPE), u, v, 0.05 * rng.normal(size=(STEPS, *SHAPE))
-
-
-def _run(problem, optimizer):
-    """Returns x_0 … x_T with the given noise added to the mean clipped gradient."""
-    x0, u, v, noise = problem
-    grad_fn = dpoptax.clipped_grad(_loss, dpoptax.l2_clip(CLIP))
-
-    def step(carry, inputs):
-        x, state = carry
-        batch, w = inputs
-        mean = grad_fn(dpoptax.gradient_points(state, x), batch).sum / BATCH + w
-        updates, state = optimizer.update(mean, state, x)
-        x = optax.apply_updates(x, updates)
-        return (x, state), x
-
-    with jax.enable_x64(True):
-        x0 = jnp.asarray(x0)
-        inputs = jax.tree.map(jnp.asarray, ((u, v), noise))
-        _, xs = jax.lax.scan(step, (x0, optimizer.init(x0)), inputs)
-        return np.concatenate([x0[None], xs])
-
-
-def _oracle(problem, **arguments):
-    x0, u, v, noise = problem
-    with jax.enable_x64(True):
-        gradient = jax.jit(jax.grad(_loss))
-        batches = [[(u[t, i], v[t, i]) for i in range(BATCH)] for t in range(STEPS)]
-        return oracle.lp_adam(
-            x0,
-            batches,
-            lambda x, e: np.asarray(gradient(x, e)),
-            eta=ETA,
-            clip_norm=CLIP,
-            noise=noise,
-            **arguments,
-        )
-
-
-def _same(got, want):
-    assert np.abs(np.diff(want, axis=0)).max() > 1e-2
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+def _assert_same(optimizer, **arguments):
+    want = PROBLEM.solve(lp_adam, eta=ETA, clip_norm=problem.CLIP, noise=PROBLEM.noise, **arguments)
+    problem.assert_same(PROBLEM.run(optimizer), want, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -78,23 +29,23 @@ def _same(got, want):
         for stddev in (0.0, 0.05)
     ],
 )
-def test_lp_adam_matches_algorithm_3(problem, name, stddev):
-    filt = dpoptax.filters.preset(name)
-    want = _oracle(problem, b=filt.b, a=filt.a, beta=0.1, eps=0.02, noise_variance=stddev**2)
-    _same(_run(problem, dpoptax.lp_adam(ETA, *filt, b2=0.9, eps=0.02, stddev=stddev)), want)
+def test_lp_adam_matches_algorithm_3(name, stddev):
+    b, a = dpoptax.filters.preset(name)
+    optimizer = dpoptax.lp_adam(ETA, b, a, b2=0.9, eps=0.02, stddev=stddev)
+    _assert_same(optimizer, b=b, a=a, beta=0.1, eps=0.02, noise_variance=stddev**2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interval", [STEPS, 10])
-def test_lp_adam_works_inside_galore(problem, interval):
-    want = _oracle(problem, b=FILTER.b, a=FILTER.a, beta=0.1, eps=0.02, rank=2, interval=interval)
+@pytest.mark.parametrize("interval", [problem.STEPS, 10])
+def test_lp_adam_works_inside_galore(interval):
     optimizer = optax.chain(
         optax.contrib.scale_by_galore(
             2, interval, base_optimizer=dpoptax.extend.scale_by_lp_adam(*FILTER, b2=0.9, eps=0.02)
         ),
         optax.scale_by_learning_rate(ETA),
     )
-    _same(_run(problem, optimizer), want)
+    low_rank = {"rank": 2, "interval": interval}
+    _assert_same(optimizer, b=FILTER.b, a=FILTER.a, beta=0.1, eps=0.02, **low_rank)
     params = {"w": jnp.zeros((8, 3)), "b": jnp.zeros(3)}
     state = optimizer.init(params)[0].base_optimizer_state
     assert state.nu["w"].shape == state.filtered.buffers[0]["w"].shape == (2, 3)
@@ -102,9 +53,9 @@ def test_lp_adam_works_inside_galore(problem, interval):
 
 
 @pytest.mark.slow
-def test_adam_bc_without_noise_is_adam(problem):
-    ours = _run(problem, dpoptax.contrib.adam_bc(ETA, stddev=0.0))
-    _same(ours, _run(problem, optax.adam(ETA, eps=1e-12)))
+def test_adam_bc_without_noise_is_adam():
+    ours = PROBLEM.run(dpoptax.contrib.adam_bc(ETA, stddev=0.0))
+    problem.assert_same(ours, PROBLEM.run(optax.adam(ETA, eps=1e-12)), atol=1e-5)
 
 
 def test_bfloat16_parameters_have_float32_second_moment():

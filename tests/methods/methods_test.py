@@ -1,5 +1,7 @@
 """Tests every method against its paper's pseudo-code: 50 steps, non-convex, given noise."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,242 +11,130 @@ import pytest
 import dpoptax
 from tests.helpers import slow_but
 from tests.oracles import disk as disk_oracle
-from tests.oracles import doppler as doppler_oracle
-from tests.oracles import pmlf as pmlf_oracle
+from tests.oracles import problem
+from tests.oracles.doppler import doppler
+from tests.oracles.pmlf import pmlf
 
-STEPS, BATCH, DIM, ETA, CLIP = 50, 4, 6, 0.3, 0.8
-
-
-def _loss(x, example):
-    """A smooth non-convex loss: tanh regression with a ripple."""
-    u, v = example
-    return 0.5 * (jnp.tanh(u @ x) - v) ** 2 + 0.1 * jnp.sum(jnp.cos(2.0 * x + u))
+ETA, PROBLEM = 0.3, problem.make(6)
+SGD = {"optimizer_update": disk_oracle.sgd(ETA)}
+SILENT = PROBLEM._replace(noise=np.zeros_like(PROBLEM.noise))
+UNCLIPPED = 1e6
 
 
-@pytest.fixture(scope="module")
-def problem():
-    rng = np.random.default_rng(0)
-    u = rng.normal(size=(STEPS, BATCH, DIM))
-    v = rng.normal(size=(STEPS, BATCH))
-    return rng.normal(size=DIM), u, v, 0.05 * rng.normal(size=(STEPS, DIM))
+def _run(method, given=PROBLEM, **options):
+    return given.run(method, optax.sgd(ETA), **options)
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    with jax.enable_x64(True):
-        yield
+def _doppler(name):
+    b, a = dpoptax.filters.preset(name)
+    return dpoptax.doppler(b, a), partial(doppler, eta=ETA, b=b, a=a)
 
 
-_gradient = jax.jit(jax.grad(_loss))
+def _disk(kappa, gamma):
+    return dpoptax.disk(kappa, gamma), partial(disk_oracle.disk, kappa=kappa, gamma=gamma, **SGD)
 
 
-def _oracle_arguments(problem):
-    x0, u, v, noise = problem
-    batches = [[(u[t, i], v[t, i]) for i in range(BATCH)] for t in range(STEPS)]
-    return (x0, batches, lambda x, e: np.asarray(_gradient(x, e))), noise
+def _pmlf(length, beta, name):
+    b, a = dpoptax.filters.preset(name)
+    oracle = partial(pmlf, eta=ETA, length=length, beta=beta, b=b, a=a)
+    return dpoptax.pmlf(length, beta, b, a), oracle
 
 
-def _injected_noise(noise):
-    """The noise stage with given noise: row t is added to the mean of step t."""
-
-    def init_fn(params):
-        del params
-        return jnp.zeros([], jnp.int32)
-
-    def update_fn(updates, count, params=None):
-        del params
-        return updates.sum / BATCH + jnp.asarray(noise)[count], count + 1
-
-    return optax.GradientTransformation(init_fn, update_fn)
-
-
-def _run(problem, method, learning_rate=ETA, clip=CLIP):
-    """Returns the iterates x_0 … x_T of the method after clipped_grad."""
-    x0, u, v, noise = problem
-    tx = optax.chain(_injected_noise(noise), method, optax.sgd(learning_rate))
-    grad_fn = dpoptax.clipped_grad(_loss, dpoptax.l2_clip(clip))
-
-    def step(carry, batch):
-        x, state = carry
-        grads = grad_fn(dpoptax.gradient_points(state, x), batch)
-        updates, state = tx.update(grads, state, x)
-        x = optax.apply_updates(x, updates)
-        return (x, state), x
-
-    x0 = jnp.asarray(x0)
-    _, xs = jax.lax.scan(step, (x0, tx.init(x0)), (jnp.asarray(u), jnp.asarray(v)))
-    return np.concatenate([x0[None], xs])
+METHODS = {
+    "DOPPLER": _doppler("doppler-second-order"),
+    "DOPPLER, f5": _doppler("doppler-f5"),
+    "DiSK": _disk(0.7, 0.5),
+    "DiSK, γ = -1": _disk(0.5, -1.0),
+    "DiSK, γ = 2": _disk(0.3, 2.0),
+    "DiSK, one gradient": (dpoptax.disk(0.7, None), _disk(0.7, 0.3 / 0.7)[1]),
+    "DiSK, Hessian": (
+        dpoptax.disk(0.6, 0.0),
+        partial(
+            disk_oracle.disk_hessian, hessian_product=problem.hessian_product, kappa=0.6, **SGD
+        ),
+    ),
+    "DP-PMLF": _pmlf(4, 0.9, "doppler-second-order"),
+    "DP-PMLF, equal weights": _pmlf(3, 1.0, "pmlf-cifar"),
+    "DP-PMLF, one iterate": _pmlf(1, 0.5, "none"),
+    "DP-PMLF, little weight": _pmlf(2, 0.1, "pmlf-cifar"),
+    "DP-PMLF, no weight": _pmlf(5, 0.0, "doppler-second-order"),
+}
+QUICK = ("DOPPLER", "DiSK", "DiSK, one gradient", "DiSK, Hessian", "DP-PMLF")
 
 
-def _same(got, want):
-    assert np.abs(np.diff(want, axis=0)).max() > 1e-2
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+@pytest.mark.spread(4)
+@pytest.mark.parametrize("name", slow_but((*QUICK, "DP-PMLF, equal weights"), METHODS))
+def test_method_matches_oracle(name):
+    method, oracle = METHODS[name]
+    want = PROBLEM.solve(oracle, clip_norm=problem.CLIP, noise=PROBLEM.noise)
+    problem.assert_same(_run(method), want)
 
 
-@pytest.mark.parametrize(
-    "name",
-    slow_but(("doppler-second-order",), ("doppler-second-order", "doppler-f5")),
-)
-def test_doppler_matches_oracle(problem, name):
-    filt = dpoptax.filters.preset(name)
-    arguments, noise = _oracle_arguments(problem)
-    want = doppler_oracle.doppler(
-        *arguments, eta=ETA, clip_norm=CLIP, b=filt.b, a=filt.a, noise=noise
-    )
-    _same(_run(problem, dpoptax.doppler(*filt)), want)
-
-
-@pytest.mark.parametrize(
-    ("kappa", "gamma"),
-    [
-        (0.7, 0.5),
-        *(pytest.param(*gains, marks=pytest.mark.slow) for gains in ((0.5, -1.0), (0.3, 2.0))),
-    ],
-)
-def test_disk_matches_oracle(problem, kappa, gamma):
-    arguments, noise = _oracle_arguments(problem)
-    want = disk_oracle.disk(
-        *arguments,
-        kappa=kappa,
-        gamma=gamma,
-        optimizer_update=disk_oracle.sgd(ETA),
-        clip_norm=CLIP,
-        noise=noise,
-    )
-    _same(_run(problem, dpoptax.disk(kappa, gamma)), want)
-
-
-def test_disk_with_one_gradient_matches_oracle(problem):
-    arguments, noise = _oracle_arguments(problem)
-    want = disk_oracle.disk_one_gradient(
-        *arguments,
-        kappa=0.7,
-        optimizer_update=disk_oracle.sgd(ETA),
-        clip_norm=CLIP,
-        noise=noise,
-    )
-    method = dpoptax.disk(0.7, None)
-    _same(_run(problem, method), want)
-    points = dpoptax.gradient_points(method.init(jnp.ones(2)), jnp.ones(2))
-    assert len(points.points) == 1
-    assert len(dpoptax.gradient_points(dpoptax.disk(1.0, 0.5).init(1.0), 1.0).points) == 1
-
-
-@pytest.fixture(scope="module")
-def with_the_hessian(problem):
-    """Returns the iterates of DiSK with exact Hessian-vector products, by the oracle."""
-    arguments, noise = _oracle_arguments(problem)
-    product = jax.jit(lambda x, e, d: jax.jvp(lambda y: jax.grad(_loss)(y, e), (x,), (d,))[1])
-    with jax.enable_x64(True):
-        return disk_oracle.disk_hessian(
-            *arguments,
-            lambda x, e, d: np.asarray(product(x, e, d)),
-            kappa=0.6,
-            optimizer_update=disk_oracle.sgd(ETA),
-            clip_norm=CLIP,
-            noise=noise,
-        )
-
-
-def test_disk_with_exact_hessian_matches_oracle(problem, with_the_hessian):
-    _same(_run(problem, dpoptax.disk(0.6, 0.0)), with_the_hessian)
+def test_disk_with_one_gradient_has_one_point():
+    for method in (dpoptax.disk(0.7, None), dpoptax.disk(1.0, 0.5)):
+        points = dpoptax.gradient_points(method.init(jnp.ones(2)), jnp.ones(2))
+        assert len(points.points) == 1
 
 
 @pytest.mark.slow
-def test_disk_at_small_gamma_approaches_exact_hessian(problem, with_the_hessian):
-    near = _run(problem, dpoptax.disk(0.6, 1e-4))
-    np.testing.assert_allclose(near, with_the_hessian, atol=2e-3)
+def test_disk_at_small_gamma_approaches_exact_hessian():
+    near, exact = (_run(dpoptax.disk(0.6, gamma)) for gamma in (1e-4, 0.0))
+    np.testing.assert_allclose(near, exact, atol=2e-3)
 
 
 @pytest.mark.slow
-def test_disk_with_swapped_gain_differs(problem):
-    default, swapped = (
-        _run(problem, dpoptax.disk(0.7, 0.5, filter_gain=gain)) for gain in (None, 0.3)
+def test_disk_with_swapped_gain_differs():
+    default, swapped, same = (
+        _run(dpoptax.disk(0.7, 0.5, filter_gain=gain)) for gain in (None, 0.3, 0.7)
     )
     assert np.abs(default - swapped).max() > 1e-2
-    np.testing.assert_array_equal(default, _run(problem, dpoptax.disk(0.7, 0.5, filter_gain=0.7)))
-
-
-def _noiseless(problem):
-    x0, u, v, noise = problem
-    return x0, u, v, 0.0 * noise
+    np.testing.assert_array_equal(default, same)
 
 
 @pytest.mark.slow
-def test_disk_without_noise_and_clipping_is_nesterov(problem):
-    x0, u, v, noise = _noiseless(problem)
-    u, v = np.broadcast_to(u[:1], u.shape), np.broadcast_to(v[:1], v.shape)  # one fixed objective
+def test_disk_without_noise_and_clipping_is_nesterov():
+    x0, u, v, _ = SILENT
+    fixed = SILENT._replace(u=np.broadcast_to(u[:1], u.shape), v=np.broadcast_to(v[:1], v.shape))
 
     def full_gradient(x):
-        grads = jax.vmap(jax.grad(_loss), (None, 0))(jnp.asarray(x), (u[0], v[0]))
-        return np.asarray(grads.mean(0))
+        return np.mean([problem.gradient(x, e) for e in zip(u[0], v[0], strict=True)], axis=0)
 
     kappa = 0.4
-    # In m = η g̃, the filter is Nesterov's momentum 1 − κ with step size ηκ.
+    # In m = η g̃, the filter is Nesterov's momentum 1 - κ with step size ηκ.
     want = disk_oracle.nesterov(
         x0,
-        STEPS,
+        problem.STEPS,
         full_gradient,
         eta=ETA * kappa,
         mu=1 - kappa,
         look_ahead=(1 - kappa) / kappa,
         first=ETA * full_gradient(x0),
     )
-    _same(_run((x0, u, v, noise), dpoptax.disk(kappa, None), clip=1e6), want)
+    problem.assert_same(_run(dpoptax.disk(kappa, None), fixed, clip=UNCLIPPED), want)
 
 
 @pytest.mark.slow
-def test_disk_at_gamma_minus_one_is_storm(problem):
-    arguments, _ = _oracle_arguments(problem)
-    want = disk_oracle.storm(*arguments, eta=ETA, alpha=0.6)
-    _same(_run(_noiseless(problem), dpoptax.disk(0.6, -1.0), clip=1e6), want)
-
-
-PMLF = [(1, 0.5), (2, 0.1), (4, 0.9), (3, 1.0), (5, 0.0)]
-QUICK_PMLF = ((PMLF[2], "doppler-second-order"), (PMLF[3], "pmlf-cifar"))
-
-
-@pytest.mark.spread(4)
-@pytest.mark.parametrize(
-    ("length", "beta", "name"),
-    [
-        pytest.param(*window, name, marks=[pytest.mark.slow] * ((window, name) not in QUICK_PMLF))
-        for window in PMLF
-        for name in ("doppler-second-order", "none", "pmlf-cifar")
-    ],
-)
-def test_pmlf_matches_oracle(problem, length, beta, name):
-    filt = dpoptax.filters.preset(name)
-    arguments, noise = _oracle_arguments(problem)
-    want = pmlf_oracle.pmlf(
-        *arguments,
-        eta=ETA,
-        clip_norm=CLIP,
-        length=length,
-        beta=beta,
-        b=filt.b,
-        a=filt.a,
-        noise=noise,
-    )
-    _same(_run(problem, dpoptax.pmlf(length, beta, *filt)), want)
+def test_disk_at_gamma_minus_one_is_storm():
+    want = SILENT.solve(disk_oracle.storm, eta=ETA, alpha=0.6)
+    problem.assert_same(_run(dpoptax.disk(0.6, -1.0), SILENT, clip=UNCLIPPED), want)
 
 
 @pytest.mark.slow
-def test_inner_outer_does_not_normalize(problem):
-    x0, u, v, noise = problem
+def test_inner_outer_does_not_normalize():
+    x, u, v, noise = PROBLEM
     k, beta, momentum = 3, 0.5, 0.8
-    x, outer, window, want = x0, 0.0, [x0] * k, [x0]
-    for t in range(STEPS):
-        total = np.zeros(DIM)
-        for i in range(BATCH):
-            example = (u[t, i], v[t, i])
-            inner = sum(beta**j * np.asarray(_gradient(y, example)) for j, y in enumerate(window))
-            total += inner * min(1.0, CLIP / np.linalg.norm(inner))
-        outer = momentum * outer + total / BATCH + noise[t]
+    outer, window, want = 0.0, [x] * k, [x]
+    for t in range(problem.STEPS):
+        total = np.zeros_like(x)
+        for example in zip(u[t], v[t], strict=True):
+            inner = sum(beta**j * problem.gradient(y, example) for j, y in enumerate(window))
+            total += inner * min(1.0, problem.CLIP / np.linalg.norm(inner))
+        outer = momentum * outer + total / problem.BATCH + noise[t]
         x = x - 0.05 * outer
         window = [x, *window[:-1]]
         want.append(x)
-    _same(_run(problem, dpoptax.contrib.inner_outer(k, beta, momentum), 0.05), np.stack(want))
+    found = PROBLEM.run(dpoptax.contrib.inner_outer(k, beta, momentum), optax.sgd(0.05))
+    problem.assert_same(found, np.stack(want))
 
 
 GAIN = {"noise_stddev": 1.0, "drift_stddev": 1.0}

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from flax import serialization
 
@@ -102,20 +101,6 @@ def test_refuses_arrays_of_another_stage(begun, other, match):
     for arrays in (restored, after(other, 2, restored)[1]):
         with pytest.raises(ValueError, match=match):
             dpoptax.ledgers(arrays)
-
-
-def test_refuses_orbax_restore_into_another_chain(tmp_path):
-    _, state = after(chain(1.0), 3)
-    checkpointer = ocp.StandardCheckpointer()
-    checkpointer.save(tmp_path / "state", state)
-    checkpointer.wait_until_finished()
-    same, other = (
-        checkpointer.restore(tmp_path / "state", jax.eval_shape(lambda s=s: chain(s).init(PARAMS)))
-        for s in (1.0, 10.0)
-    )
-    assert spent(same) == spent(state)
-    with pytest.raises(ValueError, match="another mechanism"):
-        spent(other)
 
 
 def test_refuses_state_of_another_chain_when_traced():

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy import stats
 
 import dpoptax
 from dpoptax._random import box_muller
@@ -25,15 +24,6 @@ def _release(params, *, steps=1, multiplier=1.5, batch_size=4, key=0, total=None
         mean, state = jax.jit(tx.update)(dpoptax.extend.trust_clipped(total, CLIP), state, params)
         releases.append(mean)
     return releases, state
-
-
-def test_stddev_is_multiplier_times_clip_over_batch_size():
-    (release,), _ = _release(jnp.zeros(20_000))
-    stddev = 1.5 * 2.0 / 4
-    pvalue = lambda s: stats.kstest(np.asarray(release) / s, "norm").pvalue  # noqa: E731
-    assert pvalue(stddev) > 1e-3
-    assert pvalue(stddev * 2 / 3) < 1e-6
-    assert pvalue(stddev * 3 / 2) < 1e-6
 
 
 def test_noise_is_added_before_dividing_by_batch_size():
@@ -87,13 +77,6 @@ def test_ledger_counts_releases_and_is_found_anywhere():
     assert dpoptax.ledgers(optax.adam(1e-3).init(params)) == ()
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         dpoptax.ledgers(jax.vmap(lambda _: tx.init(params))(jnp.arange(2)))
-
-
-def test_refuses_unclipped_gradients():
-    params = {"w": jnp.zeros(3)}
-    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
-    with pytest.raises(TypeError, match=r"needs a `ClippedSum`, got a dict.*dpoptax\.clipped_grad"):
-        tx.update(params, tx.init(params))
 
 
 def test_refuses_masking_the_noise():
@@ -162,8 +145,3 @@ def test_sum_has_no_derivative(adaptive):
     assert not derivative.any()
     np.testing.assert_array_equal(release, released(jnp.ones(3)))
     assert not jax.vjp(released, jnp.ones(3))[1](jnp.ones(3))[0].any()
-
-
-def test_key_is_required():
-    with pytest.raises(TypeError, match="key"):
-        dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8)

@@ -31,21 +31,6 @@ def disk(x0, batches, gradient, *, kappa, gamma, optimizer_update, clip_norm, no
     return np.stack(iterates)
 
 
-def disk_one_gradient(x0, batches, gradient, *, kappa, optimizer_update, clip_norm, noise):
-    """Algorithm 3 at γ = (1 - κ)/κ, where line 5 needs one gradient only."""
-    x = np.array(x0, np.float64)
-    filtered, d = None, np.zeros_like(x)
-    iterates = [x]
-    for batch, w in zip(batches, noise, strict=True):
-        look_ahead = x + (1 - kappa) / kappa * d
-        g = private_mean([gradient(look_ahead, example) for example in batch], clip_norm, w)
-        filtered = g if filtered is None else (1 - kappa) * filtered + kappa * g
-        new = optimizer_update(x, filtered)
-        d, x = new - x, new
-        iterates.append(x)
-    return np.stack(iterates)
-
-
 def disk_hessian(
     x0, batches, gradient, hessian_product, *, kappa, optimizer_update, clip_norm, noise
 ):

@@ -139,38 +139,6 @@ def test_epsilon_is_slightly_above_true_epsilon(name):
     assert halved.max() > 10 * delta
 
 
-def test_adaptive_adversary_gains_nothing():
-    """An adaptive choice of the record's second contribution gains nothing, at T = 2."""
-    c, sigma = np.array([0.8, 0.6]), 0.9
-    epsilons = np.array([0.2, 0.5, 1.0, 2.0])
-    centers, weights = mixture(SMALL["1 of 2"])
-    bound = quadrature(centers, weights, sigma, epsilons, 401)
-    x = np.linspace(-7 * sigma, 1 + 7 * sigma, 401)
-    first, second = np.meshgrid(x, x, indexing="ij")
-    cell = (x[1] - x[0]) ** 2
-    q = np.exp(-(first**2 + second**2) / (2 * sigma**2)) / (2 * math.pi * sigma**2)
-
-    def ratio(a, b):
-        return np.exp(((a * first + b * second) - (a**2 + b**2) / 2) / sigma**2)
-
-    tight = False
-    for choose in (
-        lambda y: np.ones_like(y),
-        lambda y: -np.ones_like(y),
-        lambda y: np.sign(y),
-        lambda y: np.where(y > 0.4, 1.0, -0.3),
-        lambda y: np.tanh(3 * y),
-    ):
-        # Either the first step adds 1, of which c_1 appears in the second, or the second adds
-        # choose(y_1).
-        p = q * (ratio(c[0], c[1]) + ratio(0.0, c[0] * choose(first))) / 2
-        for row, (a, b) in enumerate(((p, q), (q, p))):
-            found = np.array([np.maximum(a - math.exp(e) * b, 0).sum() * cell for e in epsilons])
-            assert (found <= bound[row] * (1 + 1e-4)).all()
-            tight |= np.allclose(found, bound[row], rtol=1e-3)
-    assert tight
-
-
 def test_refuses_negative_strategy_entry():
     """Opposite contributions of two steps add up, so a pair with a negative entry fails."""
     with pytest.raises(ValueError, match="at random, got an entry of -0.5"):

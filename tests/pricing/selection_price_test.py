@@ -119,36 +119,6 @@ def test_no_order_of_scores_exceeds_the_price(distribution):
     assert closest > 0.95
 
 
-@pytest.mark.parametrize("mean", [1.0, 1.3, 20.0, 400.0])
-@pytest.mark.parametrize("shape", [-0.5, 0.0, 0.5, 1.0, 3.0, math.inf])
-def test_slopes_are_those_of_the_law(mean, shape):
-    """φ′(1) is the mean, and φ′ integrates to one minus the probability of no trial."""
-    number = price.NumberOfTrials(mean, shape)
-    assert number.slope(np.zeros(1))[0] == pytest.approx(mean, rel=1e-12)
-    nodes, weights = special.roots_legendre(400)
-    w = np.exp(-20 * (1 + nodes))  # from e^-40 to 1
-    integral = np.sum(weights * 20 * w * number.slope(w))
-    none = math.exp(-mean) if math.isinf(shape) else 0.0
-    assert integral == pytest.approx(1 - none, rel=1e-6)
-
-
-def test_rounding_is_pessimistic():
-    """Fewer points of the curve of one trial give a larger price."""
-    number = price.NumberOfTrials(20.0, 1.0)
-    mu = 1 / GAUSSIAN.noise_multiplier
-
-    def bound(points, epsilon):
-        at = 6.0 * np.linspace(0, 1, points) ** 1.5
-        delta = special.ndtr(mu / 2 - at / mu) - np.exp(at + special.log_ndtr(-mu / 2 - at / mu))
-        found = price.selected_curve((at, np.stack([delta, delta])), number)
-        return np.interp(epsilon, *found)
-
-    for epsilon in (3.5, 4.5, 5.5):
-        values = [bound(points, epsilon) for points in (800, 200, 50, 20)]
-        assert np.all(np.diff(values) > 0)
-        assert values[0] < 1.05 * values[1]
-
-
 @pytest.mark.parametrize("distribution", selection.SHAPES)
 @pytest.mark.parametrize("mean", [1.5, 10.0, 100.0])
 def test_price_is_below_that_by_renyi_divergences(distribution, mean):

@@ -153,17 +153,6 @@ def test_tail_pairs_do_not_reveal_the_sum(size, resolution, runs, of_circles):
     assert told["circles", True] >= of_circles
 
 
-def test_steps_have_different_keys():
-    key = jax.random.key(7)
-
-    @jax.jit
-    def keys(step):
-        return jax.random.key_data(jax.random.split(jax.random.fold_in(key, step), 2))
-
-    data = np.asarray(jax.vmap(keys)(jnp.arange(1_000_000))).reshape(-1, 2).astype(np.uint64)
-    assert len(np.unique(data[:, 0] << np.uint64(32) | data[:, 1])) == 2_000_000
-
-
 def _train_with_key_checker(tx):
     """Takes three steps with donation; JAX's checker raises if a key is used twice."""
     params, batch = helpers.mlp_params(1), helpers.mlp_batch(0, 4)

@@ -100,14 +100,6 @@ def test_poisson_draws_are_independent_coins(seed):
     assert p_binomial_count(drawn, N, Q) > ACCEPT
 
 
-def test_poisson_checks_accept_explicit_coins():
-    drawn = bernoulli_draws(STEPS, N, Q, np.random.default_rng(2))
-    assert p_uniform_inclusion(drawn, N) > ACCEPT
-    assert p_independent_pairs(drawn, N, Q) > ACCEPT
-    assert p_independent_steps(drawn, N, Q) > ACCEPT
-    assert p_binomial_count(drawn, N, Q) > ACCEPT
-
-
 def test_poisson_checks_reject_wrong_samplers():
     rng = np.random.default_rng(3)
     fixed = draws(FixedSizeSampler(N, 10, seed=1), STEPS)

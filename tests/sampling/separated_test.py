@@ -196,7 +196,6 @@ class TestPrice:
 
     @pytest.mark.slow
     def test_correlated_noise_beats_cyclic_sampling_at_low_noise(self):
-        """Correlated noise beats cyclic Poisson sampling at low noise, as published."""
         strategy = matrix.BandedToeplitz((1.0, 0.5, 0.25))
         separated = MinSeparationSampler(120, 10, seed=0, separation=3)
         turns = matrix.CyclicPoissonSampler(120, 10, seed=0, cycle_length=3)

@@ -6,10 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpoptax.runs import OtherRunError
 from dpoptax.training.run.averaging import average_params, averaged
-from experiments.methods import NonPrivate
-from tests.training import resume_test
 from tests.training.training_test import run, tiny
 
 GIVEN = {"noise_multiplier": 1.0, "epsilon": None}
@@ -72,20 +69,6 @@ def test_run_keeps_and_evaluates_average():
     found, of_last = task.evaluate(mean), task.evaluate(iterates[-1])
     assert result.summary["test_loss"] == pytest.approx(found["test_loss"], rel=1e-5)
     assert abs(found["test_loss"] - of_last["test_loss"]) > 1e-4
-
-
-@pytest.mark.slow
-def test_averages_run_without_privacy():
-    plain = {"method": NonPrivate(), "epsilon": None}
-    assert run(tiny(parameter_ema=0.9, **plain)).summary["test_loss"] > 0
-    assert averaged(1.0, tiny(**plain).task().optimizer.init({})) == 1.0
-
-
-@pytest.mark.slow
-def test_refuses_to_resume_with_other_decay(tmp_path):
-    resume_test.run(tmp_path, parameter_ema=0.5)
-    with pytest.raises(OtherRunError, match="^`optimizer` must be the same"):
-        resume_test.run(tmp_path, parameter_ema=0.9)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.0])

@@ -1,13 +1,11 @@
 """Tests of data sets in their published file formats, and of errors for other files."""
 
-import json
 import pickle
 
 import numpy as np
 import pytest
 
 from dpoptax.training import ConfigError
-from dpoptax.training.cli.main import main
 from experiments.data import PUBLISHED
 from experiments.data.published_data import load_published
 from tests.published_data import write_cifar, write_mnist
@@ -142,17 +140,3 @@ def test_refuses_pickle_that_would_run_code(tmp_path):
     (tmp_path / "cifar-100-python" / "train").write_bytes(pickle.dumps(Payload(), protocol=2))
     with pytest.raises(ConfigError, match=r"train cannot be read.*arrays only, got .*exec"):
         load_published("cifar100", tmp_path)
-
-
-@pytest.mark.slow
-def test_command_line_accepts_data_dir(tmp_path, capsys):
-    config = tmp_path / "config.py"
-    config.write_text(TRAIN_CONFIG)
-    workdir = str(tmp_path / "run")
-    assert main(["train", str(config), "--workdir", workdir]) == 2
-    assert "--data-dir" in capsys.readouterr().err
-    write_mnist(tmp_path / "data", train=40)
-    arguments = ["train", str(config), "--workdir", workdir, "--delta", "1e-3"]
-    assert main([*arguments, "--data-dir", str(tmp_path / "data")]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["dataset"], summary["dataset_size"]) == ("mnist", 40)

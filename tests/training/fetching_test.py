@@ -163,13 +163,6 @@ def test_does_not_fetch_data_present_in_another_form(server, tmp_path):
     assert (server.asked, contents(tmp_path)) == ([], before)
 
 
-def test_fetches_only_missing_files(server, tmp_path):
-    first, *others = fetching.fetch("mnist", tmp_path / "data", progress=False)
-    first.unlink()
-    assert fetching.fetch("mnist", tmp_path / "data", progress=False) == [first]
-    assert all(path.is_file() for path in (first, *others))
-
-
 def test_discards_files_with_wrong_checksum(server, tmp_path):
     path = server.folder / "cifar10" / "cifar-10-python.tar.gz"
     path.write_bytes(path.read_bytes() + b"\0")

@@ -110,14 +110,6 @@ def test_evaluates_streamed_test_split_in_chunks(tmp_path):
         dataset.for_selection()
 
 
-def test_refuses_bad_config_before_training(folder, tmp_path):
-    config = config_of(config_for(folder, "sst2"))
-    with pytest.raises(ConfigError, match=r"`pretrained` must be given.*--pretrained"):
-        train_and_evaluate(config.replace(pretrained=None), tmp_path)
-    with pytest.raises(ConfigError, match=r"got 'gpt2', which is for generation"):
-        train_and_evaluate(config.replace(model="gpt2"), tmp_path)
-
-
 @pytest.mark.slow
 def test_plan_needs_neither_data_nor_checkpoint():
     config = ExperimentConfig(

@@ -2,11 +2,9 @@
 
 import contextlib
 import io
-import shutil
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -129,40 +127,3 @@ def test_any_config_file(text, tmp_path_factory):
 )
 def test_bad_audits(arguments):
     assert _run(*arguments) == 2
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """A finished run with its checkpoints."""
-    from dpoptax.training import train_and_evaluate
-
-    workdir = tmp_path_factory.mktemp("begun") / "run"
-    config = load_config(DIGITS / "dp_sgd.py").replace(steps=2, model="linear")
-    train_and_evaluate(config, workdir, progress=False)
-    return config, workdir
-
-
-@pytest.mark.parametrize("damage", ["flip", "text"])
-def test_damaged_checkpoints(begun, tmp_path, damage):
-    """A damaged file is reported, or restored values equal the saved ones.
-
-    `resume_test` truncates and removes each file.
-    """
-    from dpoptax.training import train_and_evaluate
-
-    config, workdir = begun
-    rng = np.random.default_rng(0)
-    files = sorted(p.relative_to(workdir) for p in (workdir / "checkpoints").rglob("*"))
-    files = [path for path in files if (workdir / path).is_file()]
-    for index in rng.choice(len(files), size=min(6, len(files)), replace=False):
-        copy = tmp_path / str(index)
-        shutil.copytree(workdir, copy)
-        victim = copy / files[index]
-        content = bytearray(victim.read_bytes())
-        if damage == "flip" and content:
-            content[rng.integers(len(content))] ^= 0xFF
-            victim.write_bytes(content)
-        else:
-            victim.write_text("not a checkpoint")
-        with contextlib.suppress(ValueError, OSError):  # errors that the command line prints
-            assert train_and_evaluate(config, copy, progress=False)["steps"] == 2

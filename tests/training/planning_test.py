@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.training import config_of, load_config, load_configs, train_and_evaluate
+from dpoptax.training import config_of, load_configs, train_and_evaluate
 from dpoptax.training.cli.main import main
 from dpoptax.training.planning import plan_run, table, text
 from dpoptax.training.run import announcer
@@ -129,14 +129,6 @@ def test_plans_every_row_of_transformer():
         noise = {"noise_multiplier": 9.0, "epsilon": None} if private else {}
         cost = plan_run(row.task(accountant="rdp", **noise), count_flops=False)
         assert (cost.num_params, cost.plan.steps) == (26_538, flags["steps"].default)
-
-
-@pytest.mark.slow
-def test_uses_published_dataset_size():
-    config = load_config(f"{CONFIGS}/papers/disk/base.py:cifar100")
-    cost = plan_run(config.task(accountant="rdp"), count_flops=False)
-    assert cost.num_params == 2_772_020  # WRN-16-4 with a hundred classes
-    assert cost.plan.steps * cost.plan.sampler.batch_size == 80 * 50_000
 
 
 def test_invalid_row_is_reported_with_other_rows():

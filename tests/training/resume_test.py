@@ -15,7 +15,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-import experiments.config
 from dpoptax._rounding.block_sums import WholeBatch, tau
 from dpoptax.runs import OtherRunError, key_of_words
 from dpoptax.training import ConfigError, cache_folder, loop
@@ -93,12 +92,6 @@ def stopped(stopped_once, tmp_path_factory):
     """The directory of a run that was stopped before its sixth step."""
     workdir = tmp_path_factory.mktemp("stopped")
     return shutil.copytree(stopped_once, workdir, dirs_exist_ok=True)
-
-
-def test_refuses_bad_workdir(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot be created"):
-        run(tmp_path / "file" / "workdir")
 
 
 def test_stopped_run_resumes_bit_for_bit(stopped, undisturbed):
@@ -196,13 +189,6 @@ def test_refuses_other_settings_with_same_noise(name, value, undisturbed):
         jax.config.update(name, before)
 
 
-def test_shown_steps_are_known_without_newest_checkpoint(stopped, monkeypatch):
-    shutil.rmtree(stopped / "checkpoints" / "4")
-    monkeypatch.setattr(resume, "rounding", lambda *_, **__: {"rows": 64})
-    with pytest.raises(ValueError, match="Step 4 was shown, .* is of step 2"):
-        run(stopped)
-
-
 def test_remembers_shown_steps_if_later_start_stops_earlier(tmp_path, monkeypatch):
     """The second of three starts stops before step 2, which the first one showed."""
     rare = {"eval_every": 1, "checkpoint_every": 6}
@@ -256,16 +242,12 @@ def test_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"batch_size": 33}, "`batch_size` must be 32"),
         ({"sampling": "fixed_size"}, "`sampler` must be"),
         ({"microbatch_size": 8}, "`sampler`, with its draws, must be the same"),
-        ({"noise_multiplier": 2.0}, "`noise_multiplier` must be 1.0"),
         ({"seed": 1}, "The noise key must be the same"),
         ({"method": Disk(kappa=0.6)}, "`optimizer` must be the same"),
         ({"method": NonPrivate()}, "The key of the run must be the same"),
         ({"clip": "auto_s"}, "`clip` must be"),
-        ({"l2_clip_norm": 2.0}, "`clip` must be"),
-        ({"learning_rate": 0.5}, "`optimizer` must be the same"),
         ({"model": "mlp"}, "`optimizer` must be the same"),
         ({"delta": 1e-9}, "`delta` must be 1e-05"),  # metrics.jsonl would mix two values of ε
     ],
@@ -273,41 +255,6 @@ def test_given_seed_stays_an_assumed_secret(tmp_path, undisturbed):
 def test_refuses_to_resume_with_other_config(undisturbed, changes, named):
     with pytest.raises(OtherRunError, match=f"^{named}"):
         run(undisturbed[1], **changes)
-
-
-@pytest.mark.slow
-def test_refuses_other_steps_if_schedule_depends_on_them(tmp_path):
-    with pytest.raises(StoppedError):
-        run(tmp_path, stop_before=3, schedule="linear")
-    with pytest.raises(OtherRunError, match="^`optimizer` must be the same"):
-        run(tmp_path, schedule="linear", steps=8)
-
-
-def _changed(train, name, place):
-    values = train[name].copy()
-    values[place] = (values[place] + 1) % 10
-    return {**train, name: values}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda whole: {"train": _changed(whole.train, "labels", -1)},
-        lambda whole: {"train": _changed(whole.train, "labels", 701)},
-        lambda whole: {"train": _changed(whole.train, "inputs", (333, 4, 4))},
-        lambda whole: {"train": {key: values[::-1] for key, values in whole.train.items()}},
-    ],
-    ids=["the last label", "any label", "a pixel", "the order"],
-)
-def test_refuses_other_data(undisturbed, monkeypatch, change):
-    def other(spec):
-        whole = spec.load()
-        return dataclasses.replace(whole, **change(whole))
-
-    monkeypatch.setattr(experiments.config, "_loaded", other)
-    with pytest.raises(OtherRunError, match=r"examples must be the same as in the first 6 steps"):
-        run(undisturbed[1])
-    assert (undisturbed[1] / "summary.json").exists()  # it still states the spent budget
 
 
 def test_budget_holds_across_restarts(tmp_path, undisturbed):
@@ -327,13 +274,26 @@ def test_budget_holds_across_restarts(tmp_path, undisturbed):
         run(tmp_path / "parts", epsilon=budget)
 
 
-def _damage_truncate(path):
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
+def _flip(content):
+    """Returns the content with one bit changed, in the middle."""
+    changed = bytearray(content)
+    changed[len(content) // 2] ^= 1
+    return bytes(changed)
 
 
-def _damage_remove(path):
+DAMAGES = {
+    "removed": lambda content: None,
+    "truncated": lambda content: content[: len(content) // 2],
+    "flipped": _flip,
+    "text": lambda content: b"not a checkpoint",
+}
+
+
+def _damage(path, kind="truncated"):
+    content = DAMAGES[kind](path.read_bytes())
     path.unlink()
+    if content is not None:
+        path.write_bytes(content)
 
 
 def _files(folder):
@@ -350,8 +310,14 @@ def undisturbed_arrays(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
-@pytest.mark.parametrize(("begun", "fewest"), [("undisturbed", 3), ("undisturbed_arrays", 6)])
+@pytest.mark.parametrize(
+    ("begun", "fewest", "damage"),
+    [
+        *(("undisturbed", 3, damage) for damage in DAMAGES),
+        # A changed bit of a large array is not found.
+        *(("undisturbed_arrays", 6, damage) for damage in DAMAGES if damage != "flipped"),
+    ],
+)
 def test_reports_damage_to_any_file_of_a_checkpoint(damage, begun, fewest, request, tmp_path):
     workdir, like = request.getfixturevalue(begun)[1], _state_like()
     with Checkpoints(workdir / "checkpoints") as checkpoints:
@@ -362,7 +328,7 @@ def test_reports_damage_to_any_file_of_a_checkpoint(damage, begun, fewest, reque
     for number, file in enumerate(files):
         copy = tmp_path / str(number) / "checkpoints"
         shutil.copytree(workdir / "checkpoints", copy)
-        damage(copy / "6" / file)
+        _damage(copy / "6" / file, damage)
         found, error = want, ""  # of a file that does not affect the values
         with Checkpoints(copy) as checkpoints:
             try:
@@ -483,7 +449,7 @@ def _assert_same(got, want):
 
 
 def test_run_continues_after_removing_damaged_checkpoint(stopped, undisturbed):
-    _damage_truncate(stopped / "checkpoints" / "4" / "record" / "metadata")
+    _damage(stopped / "checkpoints" / "4" / "record" / "metadata")
     with pytest.raises(CheckpointError, match=r"/4 cannot be read .*continue from step 2\."):
         run(stopped)
     shutil.rmtree(stopped / "checkpoints" / "4")
@@ -501,7 +467,7 @@ def test_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
 def test_never_restarts_without_checkpoints_of_earlier_run(stopped, capsys, tmp_path):
     for step in ("2", "4"):
         shutil.rmtree(stopped / "checkpoints" / step)
-    _damage_truncate(stopped / "checkpoints" / "0" / "record" / "metadata")
+    _damage(stopped / "checkpoints" / "0" / "record" / "metadata")
     with pytest.raises(CheckpointError, match="account for both runs"):
         run(stopped)
     shutil.rmtree(stopped / "checkpoints")

@@ -145,18 +145,3 @@ def test_step_on_huge_data_holds_only_its_batch(tmp_path):
     tracemalloc.stop()
     assert batch["x"].shape == mask.shape == (sampler.padded_size,)
     assert peak < 500 * sampler.padded_size  # bytes; one mask of the data would be 10^8
-
-
-def test_grain_source_needs_no_adapter():
-    """`grain.sources.RandomAccessDataSource` requires only these two methods."""
-
-    class Source:
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, index):
-            return {"x": index}
-
-    source = Source()
-    batch = streaming.read(source, np.array([4, 7, 0]))
-    assert batch["x"].tolist() == [4, 7, 0]

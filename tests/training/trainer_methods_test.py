@@ -36,7 +36,6 @@ from experiments.methods import (
     SignSGD,
 )
 from tests import runs
-from tests.helpers import normal
 from tests.training import resume_test
 from tests.training.training_test import run
 
@@ -123,19 +122,6 @@ def test_uses_fixed_point_noise_only_on_request():
         assert ledger.mechanism.fixed_point is fixed_point
 
 
-def test_refuses_fixed_point_bands_with_repeated_examples():
-    config = tiny(
-        method=CorrelatedNoise(bands=3),
-        sampling="min_separation",
-        accountant="monte_carlo",
-        noise_multiplier=4.0,
-        epsilon=None,
-        fixed_point=True,
-    )
-    with pytest.raises(ValueError, match="fixed point must have a CyclicPoissonSampler"):
-        chain_of(config)
-
-
 def test_adaptive_clip_count_uses_share_of_gradient_budget():
     # The released gradient has the noise of σ/√(1 − ρ).
     config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
@@ -179,12 +165,6 @@ def test_refuses_correlated_noise_with_other_sampling(sampling):
         config.task()
 
 
-def test_refuses_groups_smaller_than_batch():
-    config = tiny(method=CorrelatedNoise(bands=30), sampling="cyclic")
-    with pytest.raises(ValueError, match=r"at most the 47 records of a group, got 64"):
-        config.task()
-
-
 @pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
 def test_in_order_batches_are_whole_groups_and_unamplified(method):
     # 22 batches of 64 form an epoch of 1,438, so each example is in at most two of these 30.
@@ -203,13 +183,6 @@ def test_in_order_batches_are_whole_groups_and_unamplified(method):
         ).epsilon(1e-5)
     )
     assert plan.epsilon > alone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
-def test_in_order_training_spends_planned_epsilon(method):
-    config = tiny(method=method, sampling="in_order", steps=30, noise_multiplier=4.0, epsilon=None)
-    assert run(config).summary["epsilon"] == config.task().plan.epsilon
 
 
 @pytest.mark.slow
@@ -312,31 +285,6 @@ def test_flips_half_of_the_copies_horizontally():
     assert np.all(as_it_was ^ turned)
     assert 150 < as_it_was.sum() < 250
     assert augment(example, jax.random.key(0))["labels"] == 3
-
-
-@pytest.mark.slow
-def test_adam_bc_replaces_optimizer_and_uses_noise_stddev():
-    base = {"noise_multiplier": 1.0, "epsilon": None, "learning_rate": 0.01}
-    sgd, momentum = (
-        run(tiny(method=AdamBC(), optimizer=optimizer, **base)).summary["params_sha256"]
-        for optimizer in ("sgd", "momentum")
-    )
-    assert sgd == momentum
-    config = tiny(method=AdamBC(), **base)
-    release = jax.random.key(3)
-    trainer = chain_of(config, release)
-    noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=release)
-    adam = dpoptax.contrib.adam_bc(0.01, stddev=1.0 / 64)
-    params = jnp.zeros(5)
-    state, states = trainer.init(params), (noise.init(params), adam.init(params))
-    whole, first, second = (jax.jit(tx.update) for tx in (trainer, noise, adam))
-    for step in range(3):
-        clipped = dpoptax.extend.trust_clipped(normal(step, (5,)), dpoptax.l2_clip(1.0))
-        got, state = whole(clipped, state, params)
-        mean, noise_state = first(clipped, states[0], params)
-        want, adam_state = second(mean, states[1], params)
-        states = noise_state, adam_state
-        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 AUGMENTED_DISK = {

@@ -22,7 +22,7 @@ from dpoptax.training import (
     train_and_evaluate,
 )
 from dpoptax.training.cli.main import main
-from dpoptax.training.data import Dataset, load_digits, streaming
+from dpoptax.training.data import Dataset, load_digits
 from dpoptax.training.run.run_task import run_task
 from dpoptax.training.run.seeds import key_of
 from dpoptax.training.search.sweep import Sweep, run_sweep
@@ -136,17 +136,6 @@ def test_streamed_and_sharded_users_match_resident_users(tmp_path):
     )
     jax.tree.map(np.testing.assert_array_equal, streamed, resident)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), split, resident)
-
-
-def test_reads_user_records_from_arrays_and_sources():
-    arrays = load_digits().train
-    source = [{name: array[i] for name, array in arrays.items()} for i in range(20)]
-    indices = np.array([[3, 3, 0], [19, 1, 2]])
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        streaming.read(source, indices),
-        streaming.read(arrays, indices),
-    )
 
 
 @pytest.mark.slow

@@ -294,18 +294,6 @@ def test_accepts_any_strings_and_arrays_as_owners(owners):
     assert drawn.records_mask.sum() == drawn.mask.sum() == 2
 
 
-def test_draws_depend_on_seed_and_step():
-    def records(seed, step):
-        table = UserTable(np.zeros(100, np.int64), 5, seed=seed)
-        sampler = table.sampler(PoissonSampler, batch_size=1, seed=0)
-        return table.sample(sampler, step).records.tolist()
-
-    assert records(1, 7) == records(1, 7)
-    assert records(1, 7) != records(1, 8)
-    assert records(1, 7) != records(2, 7)
-    assert "seed" not in repr(UserTable(OWNERS, 2, seed=1))
-
-
 @pytest.mark.parametrize(
     ("owners", "error", "message"),
     [
