@@ -14,7 +14,7 @@ import dpoptax
 from dpoptax.runs import check_rows
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_key
-from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.devices import distribute
 from dpoptax.training.task import PlainPlan
 from dpoptax.users import UserTable
 
@@ -64,21 +64,21 @@ def check_automatic(mesh: Mesh | None) -> None:
         )
 
 
-def devices_of(mesh: Mesh | None) -> Devices:
-    """Returns the devices of a mesh with automatic axes.
+def automatic(mesh: Mesh | None) -> Mesh | None:
+    """Returns the mesh with automatic axes.
 
     Raises:
         ValueError: The mesh has no axis "data".
     """
     if mesh is None:
-        return Devices()
+        return None
     names = mesh.axis_names
     if "data" not in names:
         raise ValueError(f"`mesh` must have an axis 'data' for the examples, got the axes {names}.")
-    return Devices(Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names)))
+    return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def on_devices(name: str, tree: Any, place: Devices) -> Any:
+def on_devices(name: str, tree: Any, mesh: Mesh | None) -> Any:
     """Copies arrays to the devices, sharded or replicated, for a step that donates them.
 
     Raises:
@@ -91,7 +91,7 @@ def on_devices(name: str, tree: Any, place: Devices) -> Any:
                 f"{jax.tree_util.keystr(path) or 'its root'}. Split arrays from everything else, "
                 "such as with eqx.partition or nnx.split."
             )
-    return copied(place.distribute(jax.tree.map(_strongly_typed, tree)))
+    return copied(distribute(jax.tree.map(_strongly_typed, tree), mesh))
 
 
 def _strongly_typed(x: Any) -> jax.Array:
@@ -144,7 +144,7 @@ def checked_data(
     data: streaming.Source,
     plan: "dpoptax.PrivacyPlan | PlainPlan",
     users: UserTable | None,
-    place: Devices,
+    mesh: Mesh | None,
 ) -> streaming.Source:
     """Checks the data and moves them to the host if several devices share a batch.
 
@@ -165,6 +165,6 @@ def checked_data(
             f"`data` must be finite in float32, got NaN, infinity or a larger number in {found} of "
             f"{checked} examples. Remove these examples, whose gradients would count as zero."
         )
-    if place.mesh is None:
+    if mesh is None:
         return data
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 import dpoptax
 from dpoptax.runs import (
@@ -28,9 +29,9 @@ from dpoptax.runs import (
 from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import requires_key, takes_key, takes_state
-from dpoptax.training.run import devices, inputs, records, seeds
+from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.feeding import Loaded
+from dpoptax.training.run.feeding import Fed
 from dpoptax.training.run.step import (
     TrainingStep,
     on_one_device,
@@ -49,12 +50,12 @@ class RunProgram:
 
     Attributes:
         task: The task, with arrays on the devices.
-        place: The devices.
+        mesh: Devices along an axis "data" that share each batch. None: one device.
         key: The noise key. By default a constant one, for programs that do not depend on it.
     """
 
     task: Task
-    place: devices.Devices = dataclasses.field(default_factory=devices.Devices)
+    mesh: Mesh | None = None
     key: jax.Array = dataclasses.field(
         default_factory=lambda: key_of_words(np.zeros(2, np.uint32)), repr=False
     )
@@ -96,7 +97,7 @@ class RunProgram:
     def first_state(self, params: Any, key: jax.Array | None = None) -> Any:
         """Returns the initial state of the chain on the devices, or of that of another key."""
         program = self if key is None else dataclasses.replace(self, key=key)
-        return inputs.on_devices("optimizer", program.chain().init(params), self.place)
+        return inputs.on_devices("optimizer", program.chain().init(params), self.mesh)
 
     def step(self) -> TrainingStep:
         """Returns the training step."""
@@ -156,7 +157,7 @@ class RunProgram:
 
     def _program(self, args: Any) -> dict[str, Any]:
         """Returns the data, the optimizer and the program of the gradient."""
-        task, mesh, step = self.task, self.place.mesh, self.step()
+        task, mesh, step = self.task, self.mesh, self.step()
         found = {
             **data_of(task.data, task.frozen, whole=False),
             "`optimizer`": Hidden(optimizer_digest(task.optimizer, args[0][0])),
@@ -202,7 +203,7 @@ class RunProgram:
             batch = batch, jax.ShapeDtypeStruct(lead, np.bool_)
         indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (np.int32, np.bool_))
         frozen = jax.eval_shape(lambda x: x, task.frozen)
-        return state, Loaded(batch, indices), mask, frozen
+        return state, Fed(batch, indices), mask, frozen
 
 
 def noise_values(plan: dpoptax.PrivacyPlan | PlainPlan, key: jax.Array) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import digest_of, traced
-from dpoptax.training.run.feeding import Loaded, Resident
+from dpoptax.training.run.feeding import Fed
 from dpoptax.training.run.step_keys import step_key
 from dpoptax.users import per_user_loss
 
@@ -57,7 +57,7 @@ class TrainingStep:
         self,
         params: Any,
         opt_state: Any,
-        batch: Resident | Loaded,
+        batch: Fed,
         mask: jax.Array,
         frozen: Any,
         *,
@@ -197,7 +197,7 @@ def on_one_device(args: Any, rows: int) -> Any:
     examples = jax.eval_shape(lambda batch: batch.examples(), batch)
     shared = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype),
-        (Loaded(examples, batch.indices), mask),
+        (Fed(examples, batch.indices), mask),
     )
     return jax.eval_shape(lambda *args: args, state, *shared, frozen)
 
@@ -235,7 +235,7 @@ def compiled_step(
         training_step: The step. Its optimizer state contains the noise key and the learning rate,
             so runs that differ only in these share a program.
         args: `((params, opt_state), batch, mask, frozen)`. Only shapes and types are used, and the
-            shardings of the first and the last. The batch is a `Resident` or a `Loaded`.
+            shardings of the first and the last. The batch is a `Fed`.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
 
