@@ -7,13 +7,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax.numpy as jnp
+
+import dpoptax
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.training import ConfigError
 from dpoptax.training.run import records
 from experiments import methods
 from experiments.config import SAMPLERS, ExperimentConfig
 from experiments.image_benchmark.run_lines import Line
-from experiments.reports.paper_runs import points
 from experiments.spreads import mean_and_deviation, paired_difference
 
 BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
@@ -249,7 +251,15 @@ def _gradients(line: Line) -> int:
     """Returns the number of gradients of each example per step."""
     if line.settings["method"]["name"] in _REMOVED:
         return 1
-    return points(ExperimentConfig(method=_method(line)))
+    return points(_method(line))
+
+
+def points(method: methods.Method) -> int:
+    """Returns the number of gradients of each example per step, counting copies."""
+    params = {"w": jnp.zeros(2)}
+    found = dpoptax.gradient_points(method.filter(1.0).init(params), params)
+    copies: int = getattr(method, "multiplicity", 1)
+    return (len(found.points) + (found.tangent is not None)) * copies
 
 
 def _method(line: Line) -> methods.Method:
