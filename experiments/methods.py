@@ -307,21 +307,6 @@ class InnerOuter(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveFir(Method):
-    """DOPPLER's FIR filter with coefficients estimated from the released gradients."""
-
-    name: ClassVar[str] = "Adaptive FIR"
-
-    length: int = 4
-    """Number of coefficients, at least 2."""
-    decay: float = 0.95
-    """Decay of the running means that estimate the gradients' correlation, in [0, 1)."""
-
-    def filter(self, stddev: float) -> optax.GradientTransformation:
-        return dpoptax.contrib.adaptive_fir(self.length, stddev, decay=self.decay)
-
-
-@dataclasses.dataclass(frozen=True)
 class HypersphericalClip(Method):
     """GeoDP with a proof: noise on the bounded magnitude and angles of each example."""
 
