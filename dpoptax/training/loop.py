@@ -14,7 +14,6 @@ from dpoptax.training.run import records, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Record
-from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.run_task import FitResult, run_task
 from dpoptax.training.task import PlainPlan, Task
 
@@ -104,7 +103,7 @@ def _privacy(task: Task, guarantee: Guarantee | None) -> Record:
     plan, epsilon = task.plan, None
     if guarantee is not None and task.is_private:
         epsilon = guarantee.stated_epsilon
-    clip = RunProgram(task).clip
+    clip = task.applied_clip
     found = {
         "private": epsilon is not None and math.isfinite(epsilon),
         "unproven": None,

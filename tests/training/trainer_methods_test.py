@@ -140,7 +140,7 @@ def test_adaptive_clip_count_uses_share_of_gradient_budget():
     # The released gradient has the noise of σ/√(1 − ρ).
     config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
     program, params = RunProgram(config.task(), key=jax.random.key(0)), jnp.zeros(40_000)
-    release, clip = program.noise(), program.clip
+    release, clip = program.noise(), program.task.applied_clip
     state = release.init(params)
     reference = dpoptax.gradient_points(state, params).reference
     pair = dpoptax.extend.CountedGradient(params, jnp.zeros(()))

@@ -60,15 +60,6 @@ class RunProgram:
         default_factory=lambda: key_of_words(np.zeros(2, np.uint32)), repr=False
     )
 
-    @property
-    def clip(self) -> dpoptax.Clip | float | None:
-        """The clip; None for plain gradients, or if a given gradient has its own."""
-        task = self.task
-        plain = isinstance(task.plan, PlainPlan) and task.plan.noise is None
-        if plain or task.grad_fn is not None:
-            return None if plain else task.clip
-        return 1.0 if task.clip is None else task.clip
-
     @functools.cached_property
     def random(self) -> bool:
         """Whether the loss takes a key."""
@@ -82,7 +73,7 @@ class RunProgram:
         plan = self.task.plan
         if isinstance(plan, PlainPlan):
             return None if plan.noise is None else plan.noise(self.key)
-        return noise_stage(plan, self.key, self.clip)
+        return noise_stage(plan, self.key, self.task.applied_clip)
 
     def following(self) -> list[optax.GradientTransformation]:
         """Returns the transforms after the noise."""
@@ -101,17 +92,9 @@ class RunProgram:
 
     def step(self) -> TrainingStep:
         """Returns the training step."""
-        task = self.task
-        return TrainingStep(
-            task.loss_fn,
-            self.clip,
-            self.chain(),
-            task.plan.sampler.batch_size,
-            per_user=task.users is not None,
-            microbatch_size=task.microbatch_size,
-            param_specs=inputs.param_specs(task.params),
-            grad_fn=task.grad_fn,
-        )
+        # Programs are kept for other runs, and must not keep data.
+        task = dataclasses.replace(self.task, data=None, frozen=None, evaluate=None)
+        return TrainingStep(task, self.chain())
 
     def sampler(self, opt_state: Any) -> Sampler:
         """Returns the sampler of the run with this optimizer state, with its seed."""
@@ -162,11 +145,12 @@ class RunProgram:
             **data_of(task.data, task.frozen, whole=False),
             "`optimizer`": Hidden(optimizer_digest(task.optimizer, args[0][0])),
         }
-        if step.grad_fn is None:
+        if task.grad_fn is None:
+            clip = task.applied_clip
             return {
                 **found,
-                "`clip`": step.clip if isinstance(step.clip, int | float) else repr(step.clip),
-                "`microbatch_size`": step.microbatch_size,
+                "`clip`": clip if isinstance(clip, int | float) else repr(clip),
+                "`microbatch_size`": task.microbatch_size,
                 _DIGEST.format("loss_fn"): Hidden(program_digest(step, args)),
             }
         if mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
