@@ -41,6 +41,18 @@ class Fed:
         return found if self.rows_mask is None else (found, self.rows_mask)
 
 
+def batch_shapes(columns: Any, size: int, users: UserTable | None) -> Any:
+    """Returns shapes and types of `size` drawn records or users, from columns or their shapes."""
+    lead = (size,) if users is None else (size, users.records_per_user)
+
+    def drawn(x: Any) -> jax.ShapeDtypeStruct:
+        kind = jax.dtypes.canonicalize_dtype(x.dtype)
+        return jax.ShapeDtypeStruct((*lead, *x.shape[1:]), kind)
+
+    batch = jax.tree.map(drawn, columns)
+    return batch if users is None else (batch, jax.ShapeDtypeStruct(lead, np.bool_))
+
+
 def feed(
     sampler: Sampler, source: streaming.Source, mesh: Mesh | None, users: UserTable | None
 ) -> Callable[[int], tuple[Fed, Any]]:

@@ -31,7 +31,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import requires_key, takes_key, takes_state
 from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.feeding import Fed
+from dpoptax.training.run.feeding import Fed, batch_shapes
 from dpoptax.training.run.step import (
     TrainingStep,
     on_one_device,
@@ -174,17 +174,10 @@ class RunProgram:
         """Returns shapes and types of the arguments of a step on one device."""
         task, rows = self.task, self.task.plan.sampler.padded_size
         state = jax.eval_shape(lambda p: (p, self.chain().init(p)), task.params)
-        lead: tuple[int, ...] = (rows,)
-        if task.users is not None:
-            lead = (rows, task.users.records_per_user)
         example = task.data
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(example)):
             example = streaming.read(task.data, np.zeros(1, np.int64))
-        batch = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype), example
-        )
-        if task.users is not None:
-            batch = batch, jax.ShapeDtypeStruct(lead, np.bool_)
+        batch = batch_shapes(example, rows, task.users)
         indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (np.int32, np.bool_))
         frozen = jax.eval_shape(lambda x: x, task.frozen)
         return state, Fed(batch, indices), mask, frozen
