@@ -598,7 +598,7 @@ def test_dry_run_prices_actual_draws_or_says_unknown(tmp_path, seed):
     ):
         new = dataclasses.replace(begun, workdir=tmp_path / "new", **changes)
         assert (unknown in dry_run({"one": config}, new, progress=False)[-1]) == said
-    with pytest.raises(ConfigError, match="of a sweep with other settings"):
+    with pytest.raises(OtherRunError, match="^`trials` must be .* as in the sweep"):
         dry_run({"one": config}, dataclasses.replace(begun, trials=3), progress=False)
 
 
