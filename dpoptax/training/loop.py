@@ -68,7 +68,7 @@ def _write(summary: Record, result: FitResult, workdir: Path, *, secret: bool) -
     # Imported late: matplotlib is slow to import, and the first step does not need it.
     from dpoptax.training.run import figures
 
-    save_params(workdir / "params.msgpack", _released(result))
+    save_params(workdir / "params.msgpack", averaged(result.params, result.opt_state))
     figures.plot_run(summary, result.history, workdir / "training.png")
     if result.guarantee is not None:
         model = records.described_file(workdir / "params.msgpack")
@@ -76,14 +76,9 @@ def _write(summary: Record, result: FitResult, workdir: Path, *, secret: bool) -
     records.write_json(workdir / "summary.json", summary, secret=secret)
 
 
-def _released(result: FitResult) -> Any:
-    """Returns the final parameters, or their average if the optimizer has one."""
-    return averaged(result.params, result.opt_state)
-
-
 def summarize(task: Task, result: FitResult) -> Record:
     """Returns the summary of a run."""
-    newest, final = result.history[-1], _released(result)
+    newest = result.history[-1]
     return {
         "method": task.name,
         **_privacy(task, result.guarantee),
@@ -93,7 +88,7 @@ def summarize(task: Task, result: FitResult) -> Record:
         "dataset": task.dataset,
         **{name: x for name, x in newest.items() if name not in records.FIELDS},
         "num_params": optax.tree.size(result.params),
-        "params_sha256": records.params_sha256(final),
+        "params_sha256": records.params_sha256(averaged(result.params, result.opt_state)),
         "train_seconds": newest["seconds"],
     }
 

@@ -129,7 +129,7 @@ def _price(options: list[str]) -> int:
         description="Compute the noise, or ε, of a run from its numbers, without a config.",
     ).plan()
     print(plan)
-    print(f"  attacks  {planning.attacks_text(*planning.attacks(plan.guarantee()), 'example')}")
+    print(f"  attacks  {planning.attacks_text(plan.guarantee())}")
     return 0
 
 
