@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import check_rows
+from dpoptax.training import hosts
 from dpoptax.training.data import streaming
 from dpoptax.training.loss_arguments import takes_key
-from dpoptax.training.run.devices import distribute
 from dpoptax.training.task import PlainPlan
 from dpoptax.users import UserTable
 
@@ -91,7 +92,28 @@ def on_devices(name: str, tree: Any, mesh: Mesh | None) -> Any:
                 f"{jax.tree_util.keystr(path) or 'its root'}. Split arrays from everything else, "
                 "such as with eqx.partition or nnx.split."
             )
-    return copied(distribute(jax.tree.map(_strongly_typed, tree), mesh))
+    return copied(_distribute(jax.tree.map(_strongly_typed, tree), mesh))
+
+
+def _distribute(tree: Any, mesh: Mesh | None) -> Any:
+    """Places arrays, which must be equal on all hosts, on every device.
+
+    Arrays that are sharded over the mesh stay sharded. All others are replicated.
+    """
+    if mesh is None:
+        return jax.device_put(tree)
+
+    def sharding(x: Any) -> NamedSharding:
+        given = x.sharding if isinstance(x, jax.Array) else None
+        if (
+            isinstance(given, NamedSharding)
+            and given.mesh.axis_names == mesh.axis_names
+            and np.array_equal(given.mesh.devices, mesh.devices)
+        ):
+            return NamedSharding(mesh, given.spec)
+        return NamedSharding(mesh, P())
+
+    return jax.tree.map(lambda x: hosts.place(x, sharding(x)), tree)
 
 
 def _strongly_typed(x: Any) -> jax.Array:
