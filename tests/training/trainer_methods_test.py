@@ -18,7 +18,7 @@ from dpoptax.training.classifier import MLP
 from dpoptax.training.planning import plan_run, text
 from dpoptax.training.run import seeds
 from dpoptax.training.run.program import RunProgram
-from dpoptax.training.run.step_keys import step_key
+from dpoptax.training.run.seeds import step_key
 from dpoptax.training.run.training_loop import TrainingLoop
 from experiments.augmentations import flipped, shifted
 from experiments.config import ExperimentConfig

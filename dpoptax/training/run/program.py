@@ -28,7 +28,6 @@ from dpoptax.runs import (
 )
 from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
-from dpoptax.training.loss_arguments import requires_key, takes_key, takes_state
 from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.feeding import Fed, batch_shapes
@@ -38,7 +37,6 @@ from dpoptax.training.run.step import (
     optimizer_digest,
     program_digest,
 )
-from dpoptax.training.run.step_keys import step_keys
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
 _DIGEST = "`{}`, with everything that it closes over,"
@@ -65,8 +63,8 @@ class RunProgram:
         """Whether the loss takes a key."""
         task = self.task
         if task.grad_fn is not None:
-            return requires_key(task.grad_fn)
-        return takes_key(task.loss_fn)
+            return inputs.requires_key(task.grad_fn)
+        return inputs.takes_key(task.loss_fn)
 
     def noise(self) -> optax.GradientTransformation | None:
         """Returns the noise stage, or None without noise."""
@@ -77,7 +75,7 @@ class RunProgram:
 
     def following(self) -> list[optax.GradientTransformation]:
         """Returns the transforms after the noise."""
-        keys = [step_keys(seeds.random_key(self.key))] if self.random else []
+        keys = [seeds.step_keys(seeds.random_key(self.key))] if self.random else []
         return [*keys, self.task.optimizer]
 
     def chain(self) -> optax.GradientTransformation:
@@ -106,7 +104,7 @@ class RunProgram:
     def shown(self, params: Any, opt_state: Any) -> tuple[Any, ...]:
         """Returns the arguments of `evaluate`."""
         evaluate = self.task.evaluate
-        if evaluate is not None and takes_state(evaluate):
+        if evaluate is not None and inputs.takes_state(evaluate):
             return params, opt_state[-1]  # not the noise, with its key
         return (averaged(params, opt_state),)
 

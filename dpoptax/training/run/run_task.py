@@ -18,7 +18,6 @@ from dpoptax.runs import (
     settings,
     shared_key,
 )
-from dpoptax.training.loss_arguments import takes_state
 from dpoptax.training.run import inputs, records
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.context import Log, Record, open_context
@@ -135,7 +134,7 @@ def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
     if task.evaluate is not None:
-        takes_state(task.evaluate)  # raises if it is not a function
+        inputs.takes_state(task.evaluate)  # raises if it is not a function
     if task.grad_fn is not None:
         inputs.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
         inputs.check_automatic(mesh)

@@ -16,7 +16,7 @@ import dpoptax
 from dpoptax.runs import digest_of, traced
 from dpoptax.training.run.feeding import Fed
 from dpoptax.training.run.inputs import param_specs
-from dpoptax.training.run.step_keys import step_key
+from dpoptax.training.run.seeds import step_key
 from dpoptax.training.task import Task
 from dpoptax.users import per_user_loss
 
