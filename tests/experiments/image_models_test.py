@@ -10,7 +10,7 @@ import pytest
 import dpoptax
 from dpoptax.training.classifier import example_loss, initial_variables
 from experiments.models import MODELS, large_networks, networks
-from experiments.models.vision_transformer import VisionTransformer
+from experiments.models.networks import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("no_room")
 
