@@ -196,7 +196,7 @@ def test_finished_sweep_trains_nothing_and_refuses_changes(finished, monkeypatch
     for seed in (0, None):  # the config's seed, which no trial uses
         again = run_sweep({"tiny": TINY.replace(seed=seed)}, sweep(workdir), progress=False)
         assert again.result == results.result
-    with pytest.raises(ConfigError, match="another workdir"):
+    with pytest.raises(OtherRunError, match="^`grid` must be .* as in the sweep"):
         run_sweep(CONFIGS, sweep(workdir, grid=("learning_rate=1,2",)), progress=False)
 
 
