@@ -214,9 +214,7 @@ class Checkpoints:
         """Yields the record of a checkpoint, and the parts of each array by its number."""
         paths = sorted((self.directory / str(step)).glob("*.npz"))
         with ExitStack() as stack:
-            # NumPy does not close a damaged file that it opens itself.
-            opened = [stack.enter_context(open(path, "rb")) for path in paths]
-            files = [stack.enter_context(np.load(file)) for file in opened]
+            files = [stack.enter_context(np.load(path)) for path in paths]
             record: dict[str, Any] = {}
             parts: dict[str, _Parts] = {}
             for file in files:
