@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dpoptax.training.task import PlainPlan as PlainPlan
     from dpoptax.training.task import Task as Task
 else:
-    # Imported on first use: `fit` needs no config, and a config no search.
+    # Imported on first use: the command line does not need orbax, and `fit` needs no config.
     _FILES = {
         "classifier": ("CNN", "MLP", "classification"),
         "config": ("Config", "config_of", "load_config", "load_configs"),

@@ -12,15 +12,15 @@ import pytest
 
 import dpoptax
 from dpoptax.training import loop
-from dpoptax.training.run import training_loop
+from dpoptax.training.run import checkpoints, training_loop
 from tests import runs
 
 CONFIG = runs.CONFIG.replace(eval_every=7, checkpoint_every=5, batch_size=16)
 
 
-def _train(steps, workdir):
+def _train(steps, small, workdir):
     """Trains in a process that logs each step before its release."""
-    workdir = Path(workdir)
+    workdir, checkpoints._SMALL = Path(workdir), small
     advance = training_loop.TrainingLoop.advance
 
     def logged(self, drawn):
@@ -52,8 +52,8 @@ def _finish(context, *run):
 
 
 def _writing(workdir):
-    """Returns whether a checkpoint is being written."""
-    return any((workdir / "checkpoints").glob("*.partial"))
+    """Returns whether a checkpoint is being written, from orbax's temporary directories."""
+    return any((workdir / "checkpoints").glob("*tmp*"))
 
 
 def _kill(process, workdir, rng):
@@ -77,22 +77,26 @@ def _kill(process, workdir, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kills", "steps"), [(3, 240), (8, 300)])
-def test_killed_run_resumes_with_same_noise(kills, steps, tmp_path):
+@pytest.mark.parametrize(
+    ("kills", "steps", "small"),
+    [(3, 240, checkpoints._SMALL), (8, 300, checkpoints._SMALL), (8, 300, -1)],
+    ids=["3", "8", "8, arrays"],
+)
+def test_killed_run_resumes_with_same_noise(kills, steps, small, tmp_path):
     context = multiprocessing.get_context("forkserver")  # imports once, so starts are cheap
     context.set_forkserver_preload(["tests.training.kill_test"])
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir()
     killed.mkdir()
-    want = _finish(context, steps, undisturbed)
+    want = _finish(context, steps, small, undisturbed)
     rng, hits, writes = random.Random(0), 0, 0
     for _ in range(3 * kills):
-        hit, was_writing = _kill(_start(context, steps, killed), killed, rng)
+        hit, was_writing = _kill(_start(context, steps, small, killed), killed, rng)
         hits += hit
         writes += hit and was_writing
         if hits == kills or (killed / "summary.json").exists():
             break
-    got = _finish(context, steps, killed)
+    got = _finish(context, steps, small, killed)
     print(f"{hits} kills, {writes} of them while a checkpoint was written")
     for field in ("params_sha256", "epsilon", "steps", "test_loss"):
         assert got[field] == want[field]

@@ -1,5 +1,6 @@
 """The command line: `dpoptax train`, `configs`, `plan`, `compare`, `sweep` and `audit`."""
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from dpoptax.training.errors import unknown_name
 # Commands with options that depend on the config. Their help without a config lists none.
 _CONFIG_FIRST = ("train", "plan", "audit")
 # Packages that commands need and `import dpoptax` does not.
-_EXTRA = ("flax", "matplotlib", "sklearn", "tqdm", "tyro")
+_EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 
 _COMMANDS = {
     "train": """\
@@ -75,6 +76,8 @@ def run_command(
         arguments: Arguments of the command line. None: those of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # Silences orbax, whose log repeats the errors about unreadable checkpoints.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     shown: set[str] = set()
 
     def show_once(message: Warning | str, *_: object, **__: object) -> None:

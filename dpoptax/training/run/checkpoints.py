@@ -1,24 +1,25 @@
 """Saves and restores atomic checkpoints of a run.
 
 A checkpoint contains parameters, optimizer state with ledger and noise key, the sampler with its
-seed, the config and the metrics so far. Anyone with a checkpoint can subtract the noise, so only
-the owner can read the directory.
+seed, the config and the metrics so far. Orbax writes it in the background and renames it when it is
+complete. Anyone with a checkpoint can subtract the noise, so only the owner can read the directory.
 
-A checkpoint is a folder with one file for each host: the record, and the host's parts of the
-arrays. A thread writes it through to the disk. The folder gets its name when it is complete.
+Small arrays are stored as text in the JSON record, because a checkpoint with one file takes a
+quarter of the time. Other arrays, and those of several hosts, are stored by orbax as arrays.
 
 A run that resumes from any checkpoint repeats later steps bit for bit, because batches are
 functions of (seed, step) and noise of (key, step). A state is shown only after its checkpoint is
 complete, so no shown step is repeated.
 """
 
-import json
+import base64
+import hashlib
+import logging
 import os
-import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -32,18 +33,33 @@ from dpoptax.runs import differing
 from dpoptax.training import cache_folder, hosts
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.inputs import copied
 
-FORMAT = 9
+FORMAT = 8
 
 _KEPT = 3
 """Number of checkpoints to keep, in case a file is damaged."""
 
-_PATIENCE = 600.0
-"""Seconds that the first host waits for the files of the others."""
+_SMALL = 2**20
+"""Largest size of arrays in bytes that are stored as text. Above, text takes more time."""
 
-_Parts = list[tuple[str, Mapping[str, np.ndarray]]]
-"""The parts of an array: their names, and the files that hold them."""
+_WRITERS = 8
+"""Number of threads that write files of a checkpoint through to the disk."""
+
+
+_RACE = "Failed to json parse Metadata file"
+"""Message of orbax when it reads the names of its handlers while it writes them. Both threads do
+this in `AsyncCheckpointer.save`, which then goes on without the old names."""
+
+
+def _is_failure_or_of_others(record: logging.LogRecord) -> bool:
+    if "orbax" not in Path(record.pathname).parts:
+        return True
+    return record.levelno >= logging.ERROR and not str(record.msg).startswith(_RACE)
+
+
+# Orbax's warnings advise callers of its API. Its failures are errors, which are raised.
+logging.getLogger("absl").addFilter(_is_failure_or_of_others)
+warnings.filterwarnings("ignore", module=r"orbax\.")
 
 
 class CheckpointError(OSError):
@@ -58,11 +74,13 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Opens `directory`, or creates it, and removes unfinished files of a killed run.
+        """Opens `directory`, or creates it.
 
         Raises:
             CheckpointError: The directory cannot be created, or it belongs to another user.
         """
+        import orbax.checkpoint as ocp  # takes a second, and runs without a folder do not need it
+
         self.directory = directory.absolute()
         try:
             cache_folder.make_private(self.directory)
@@ -70,14 +88,23 @@ class Checkpoints:
             raise CheckpointError(
                 f"The checkpoint directory {self.directory} cannot be created: {error}"
             ) from None
+        policies = ocp.checkpoint_managers.preservation_policy
         with ExitStack() as stack:
             let_no_other_in(self.directory, stack)
-            if jax.process_index() == 0:
-                for partial in self.directory.glob("*.partial"):
-                    shutil.rmtree(partial)
-            self._writer = stack.enter_context(ThreadPoolExecutor(1))
+            self._manager = ocp.CheckpointManager(
+                self.directory,
+                options=ocp.CheckpointManagerOptions(
+                    preservation_policy=policies.LatestN(_KEPT),
+                    # Removes unfinished files of a killed run. Orbax does this in a thread that
+                    # only a save waits for, so a command that fails early would print the
+                    # traceback of that thread. It is skipped for an empty directory, except with
+                    # several hosts, which must agree.
+                    cleanup_tmp_directories=jax.process_count() > 1
+                    or any(self.directory.iterdir()),
+                ),
+            )
             self._open = stack.pop_all()
-        self._saving: Future[None] | None = None
+        self._unfinished: int | None = None
 
     def __enter__(self) -> "Checkpoints":
         """Returns itself."""
@@ -91,16 +118,15 @@ class Checkpoints:
     ) -> None:
         """Waits for the last save. Its failure does not replace an error of the run."""
         try:
-            with self._open:
-                self._wait()
+            with self._open, self._clear_errors():
+                self._manager.close()
         except CheckpointError:
             if error is None:
                 raise
 
     def steps(self) -> list[int]:
         """Returns the steps with a complete checkpoint, newest first."""
-        names = (path.name for path in self.directory.iterdir())
-        return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+        return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
         """Writes a checkpoint in the background.
@@ -115,40 +141,30 @@ class Checkpoints:
             CheckpointError: This checkpoint, or with `wait=False` the previous one, could not be
                 written.
         """
+        import orbax.checkpoint as ocp
+
         self.finish()  # the previous one must be on the disk before an older one is removed
-        count = jax.process_count()
-        known = {"format": FORMAT, "step": step, "hosts": count, "leaves": _names(state)}
-        text = records.to_json({**known, **record}).encode()
-        arrays = {**_parts_of(state), "record": np.frombuffer(text, np.uint8)}
-        self._saving = self._writer.submit(self._write, step, arrays, jax.process_index(), count)
+        arrays, stored = _arrays(state), dict[str, Any]()
+        whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
+        if jax.process_count() == 1 and sum(x.nbytes for x in arrays.values()) <= _SMALL:
+            whole["arrays"] = _texts(arrays)
+            whole["digest"] = _digest(whole["arrays"])
+        else:
+            if jax.default_backend() == "cpu":
+                # On the CPU, the transfer to the host does not copy, and the next step may
+                # overwrite the arrays.
+                arrays = _copied(arrays)
+            stored["state"] = ocp.args.StandardSave(arrays)
+        stored["record"] = ocp.args.JsonSave(records.plain(whole))
+        with self._clear_errors():
+            self._manager.save(step, args=ocp.args.Composite(**stored), force=True)
+        self._unfinished = step
         if wait:
             self.finish()
 
-    def _write(self, step: int, arrays: Mapping[str, np.ndarray], host: int, count: int) -> None:
-        """Writes the file of a host. The first host waits for the others and names the folder."""
-        partial = self.directory / f"{step}.partial"
-        partial.mkdir(exist_ok=True)
-        with open(partial / f"{host}.partial", "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        (partial / f"{host}.partial").rename(partial / f"{host}.npz")
-        if host:
-            return
-        deadline = time.monotonic() + _PATIENCE
-        while len(list(partial.glob("*.npz"))) < count:
-            if time.monotonic() > deadline:
-                raise OSError(f"The files of some of {count} hosts are missing in {partial}.")
-            time.sleep(0.01)
-        _write_through(partial)
-        partial.rename(self.directory / str(step))
-        _write_through(self.directory)
-        for old in self.steps()[_KEPT:]:
-            shutil.rmtree(self.directory / str(old))
-
     def saving(self) -> bool:
         """Returns whether a checkpoint is being written."""
-        return self._saving is not None and not self._saving.done()
+        return bool(self._manager.is_saving_in_progress())
 
     def finish(self) -> None:
         """Waits until the last checkpoint is complete, also after a failure of power.
@@ -156,16 +172,14 @@ class Checkpoints:
         Raises:
             CheckpointError: It could not be written.
         """
-        if self._wait():
-            differing({})  # waits for the first host, which has waited for the others
-
-    def _wait(self) -> bool:
-        """Waits until this host has written its part of a checkpoint; returns whether it has."""
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            with self._clear_errors():
-                saving.result()
-        return saving is not None
+        if self._unfinished is None:
+            return
+        with self._clear_errors():
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+            if jax.process_index() == 0:
+                _write_through(self.directory / str(self._unfinished))
+        self._unfinished = None
 
     def newest_record(self) -> dict[str, Any] | None:
         """Returns the record of the newest checkpoint, or None without one.
@@ -173,13 +187,8 @@ class Checkpoints:
         Raises:
             CheckpointError: The newest checkpoint cannot be read.
         """
-
-        def read(step: int) -> dict[str, Any]:
-            with self._opened(step) as (record, _):
-                return record
-
-        found: dict[str, Any] | None = self._newest(read)
-        return found
+        found = self._newest(self._read_record)
+        return None if found is None else found[0]
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
         """Returns state and record of the newest checkpoint, or None without one.
@@ -194,41 +203,49 @@ class Checkpoints:
         """
 
         def read(step: int) -> tuple[Any, dict[str, Any]]:
-            with self._opened(step) as (record, parts):
-                if record["leaves"] != _names(like):
-                    raise ConfigError(
-                        f"The checkpoints in {self.directory} hold arrays of another model or "
-                        "method. Use another workdir for a new run."
-                    )
-                leaves, structure = jax.tree.flatten(like)
-                found = [_read_array(parts[str(i)], leaf) for i, leaf in enumerate(leaves)]
-                # Copies, because the next step donates them.
-                return copied(jax.tree.unflatten(structure, found)), record
+            record, texts = self._read_record(step)
+            if record["leaves"] != _names(like):
+                raise ConfigError(
+                    f"The checkpoints in {self.directory} hold arrays of another model or method. "
+                    "Use another workdir for a new run."
+                )
+            if texts is None:
+                arrays = self._read_arrays(step, _arrays(like))
+            else:
+                arrays = {name: _from_text(texts[name], x) for name, x in _arrays(like).items()}
+            state = _rebuild(like, arrays)
+            if _names(state) != record["leaves"]:  # without some metadata, keys become numbers
+                raise ValueError("It has lost the types of its arrays.")
+            return state, record
 
-        found: tuple[Any, dict[str, Any]] | None = self._newest(read)
-        return found
+        return self._newest(read)
 
-    @contextmanager
-    def _opened(self, step: int) -> Iterator[tuple[dict[str, Any], dict[str, _Parts]]]:
-        """Yields the record of a checkpoint, and the parts of each array by its number."""
-        paths = sorted((self.directory / str(step)).glob("*.npz"))
-        with ExitStack() as stack:
-            files = [stack.enter_context(np.load(path)) for path in paths]
-            record: dict[str, Any] = {}
-            parts: dict[str, _Parts] = {}
-            for file in files:
-                record = json.loads(file["record"].tobytes())
-                if record["format"] != FORMAT or record["step"] != step:
-                    raise ValueError(
-                        f"It has format {record['format']} and step {record['step']}, not format "
-                        f"{FORMAT} and step {step}. Continue a run with the version that started "
-                        "it."
-                    )
-                for name in file.files:
-                    parts.setdefault(name.partition(" ")[0], []).append((name, file))
-            if len(files) != record.get("hosts"):
-                raise ValueError("It lacks files.")
-            yield record, parts
+    def _read_record(self, step: int) -> tuple[dict[str, Any], dict[str, str] | None]:
+        """Returns the record, and the arrays as text if they are stored in it."""
+        import orbax.checkpoint as ocp
+
+        args = ocp.args.Composite(record=ocp.args.JsonRestore())
+        record = self._manager.restore(step, args=args)["record"]
+        if record["format"] != FORMAT or record["step"] != step:
+            raise ValueError(
+                f"It has format {record['format']} and step {record['step']}, not format {FORMAT} "
+                f"and step {step}. Continue a run with the version that started it."
+            )
+        texts = record.pop("arrays", None)
+        if texts is not None and record.pop("digest") != _digest(texts):
+            raise ValueError("Its arrays have changed.")
+        return record, texts
+
+    def _read_arrays(self, step: int, like: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        target = {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for name, x in like.items()
+        }
+        import orbax.checkpoint as ocp
+
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+        arrays: dict[str, jax.Array] = self._manager.restore(step, args=args)["state"]
+        return arrays
 
     def _newest(self, read: Callable[[int], Any]) -> Any:
         """Reads the newest checkpoint. A damaged one is not skipped without the user's consent."""
@@ -295,19 +312,59 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
 
 
 def _write_through(folder: Path) -> None:
-    """Writes the names in a folder from the cache of the system to the disk."""
+    """Writes a folder and its files from the cache of the system to the disk."""
     if sys.platform == "win32":
         return  # Windows cannot synchronize a folder
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+
+    def write(path: Path) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    # A disk writes many files together about as fast as one.
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        list(pool.map(write, (*folder.rglob("*"), folder, folder.parent)))
+
+
+def _arrays(state: Any) -> dict[str, jax.Array]:
+    """Returns the leaves by number, without empty arrays, which orbax rejects."""
+    leaves = enumerate(jax.tree.leaves(state))
+    return {f"{index:05d}": leaf for index, leaf in leaves if leaf.size}
+
+
+def _is_key(array: jax.Array) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
 def _numbers(array: jax.Array) -> jax.Array:
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(array) if is_key else array
+    return jax.random.key_data(array) if _is_key(array) else array
+
+
+def _texts(arrays: dict[str, jax.Array]) -> dict[str, str]:
+    """Returns the bytes of each array as text."""
+    found = jax.device_get(jax.tree.map(_numbers, arrays))
+    return {name: base64.b64encode(x.tobytes()).decode() for name, x in found.items()}
+
+
+def _digest(texts: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()
+
+
+def _from_text(text: str, like: jax.Array) -> jax.Array:
+    """Returns the array of a text, with the shape, type and sharding of `like`."""
+    numbers = _numbers(like)
+    found = np.frombuffer(base64.b64decode(text, validate=True), numbers.dtype)
+    array = jnp.array(found.reshape(numbers.shape))  # a copy, because the next step donates it
+    if _is_key(like):
+        array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
+    return hosts.place(array, like.sharding)
+
+
+@jax.jit
+def _copied(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return jax.tree.map(jnp.copy, arrays)
 
 
 def _names(state: Any) -> list[str]:
@@ -315,37 +372,10 @@ def _names(state: Any) -> list[str]:
     return [f"{jax.tree_util.keystr(path)}: {x.dtype}{list(x.shape)}" for path, x in leaves]
 
 
-def _parts_of(state: Any) -> dict[str, np.ndarray]:
-    """Returns copies of the parts that this host writes, and the hosts together write each once.
-
-    A name is the number of an array, and the bounds of the part along each axis. Parts are bytes,
-    because NumPy's format lacks some types.
-    """
-    leaves = list(map(_numbers, jax.tree.leaves(state)))
-    for leaf in leaves:
-        leaf.copy_to_host_async()
-    parts = {}
-    for number, leaf in enumerate(leaves):
-        for shard in leaf.addressable_shards:
-            if shard.replica_id == 0:
-                axes = zip(shard.index, leaf.shape, strict=True)
-                bounds = ["{}:{}".format(*part.indices(size)) for part, size in axes]
-                copy = np.array(shard.data)  # the next step may overwrite the array
-                parts[" ".join([str(number), *bounds])] = copy.view(f"V{copy.itemsize}")
-    return parts
-
-
-def _read_array(parts: _Parts, like: jax.Array) -> jax.Array:
-    """Returns an array from its parts, with the shape, type and sharding of `like`."""
-    numbers: Any = _numbers(like)
-    found = np.empty(numbers.shape, f"V{numbers.dtype.itemsize}")
-    for name, file in parts:
-        bounds = (bound.split(":") for bound in name.split(" ")[1:])
-        found[tuple(slice(int(first), int(end)) for first, end in bounds)] = file[name]
-    array: Any = found.view(numbers.dtype)
-    if numbers is not like:
-        array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
-    return hosts.place(array, like.sharding)
+def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
+    leaves, structure = jax.tree.flatten(like)
+    found = [arrays.get(f"{index:05d}", leaf) for index, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, found)
 
 
 def _first_line(error: BaseException) -> str:
