@@ -7,9 +7,8 @@ from flax import linen as nn
 
 from benchmarks.models import Problem, images, texts
 from experiments.models.language import Gpt2
-from experiments.models.networks import ResNet, WideResNet
+from experiments.models.networks import ResNet, VisionTransformer, WideResNet
 from experiments.models.transformer import Lora
-from experiments.models.vision_transformer import VisionTransformer
 
 
 def resnet_18() -> Problem:

@@ -70,9 +70,6 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
     "normalized": dpoptax.normalized_clip,
     "per_layer": dpoptax.per_layer_clip,
     "auto_s_per_layer": lambda bound: dpoptax.per_layer_clip(dpoptax.automatic_clip(bound)),
-    "auto_v_per_layer": lambda bound: dpoptax.per_layer_clip(
-        dpoptax.automatic_clip(bound, gamma=0.0)
-    ),
 }
 """Functions from the clip norm to a clip, by name."""
 
@@ -122,8 +119,8 @@ class ExperimentConfig:
         delta: δ of (ε, δ)-differential privacy.
         noise_multiplier: Noise standard deviation relative to the clip norm. None: calibrated.
         fixed_point: Whether to add integer noise, so that ε holds for every bit.
-        clip: Geometry of the clip: l2, auto_s, auto_v, psac or normalized. per_layer,
-            auto_s_per_layer and auto_v_per_layer split the bound over the arrays of parameters.
+        clip: Geometry of the clip: l2, auto_s, auto_v, psac or normalized. per_layer and
+            auto_s_per_layer split the bound over the arrays of parameters.
         l2_clip_norm: Bound on the l2 norm of one example's gradient.
         sampling: poisson, fixed_size, balls_in_bins, random_allocation, min_separation, cyclic,
             in_order, or shuffled, which has no guarantee.

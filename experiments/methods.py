@@ -21,14 +21,12 @@ class Method:
     Attributes:
         name: Name in tables and figures.
         private: Whether gradients are clipped and noised.
-        random: Whether the loss takes a key, which is new for each step.
         cycle_length: With sampling="cyclic", the number of groups that take turns. With
             "min_separation", the number of steps in which an example takes part at most once.
     """
 
     name: ClassVar[str]
     private: ClassVar[bool] = True
-    random: ClassVar[bool] = False
 
     @property
     def cycle_length(self) -> int:
@@ -36,7 +34,7 @@ class Method:
         return 1
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the loss of one example, with a key as third argument if `random`."""
+        """Returns the loss of one example, which may take a key, new for each step."""
         return loss_fn
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
@@ -274,7 +272,6 @@ class Augmented(Method):
     """
 
     name: ClassVar[str] = "Augmented"
-    random: ClassVar[bool] = True
 
     multiplicity: int = 4
     """Number of copies. Each costs one gradient."""
@@ -307,21 +304,6 @@ class InnerOuter(Method):
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveFir(Method):
-    """DOPPLER's FIR filter with coefficients estimated from the released gradients."""
-
-    name: ClassVar[str] = "Adaptive FIR"
-
-    length: int = 4
-    """Number of coefficients, at least 2."""
-    decay: float = 0.95
-    """Decay of the running means that estimate the gradients' correlation, in [0, 1)."""
-
-    def filter(self, stddev: float) -> optax.GradientTransformation:
-        return dpoptax.contrib.adaptive_fir(self.length, stddev, decay=self.decay)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.run.records import markdown_table
 from experiments.data.images import load_mnist
 from experiments.digits.arms import Columns
+from experiments.spreads import mean_and_deviation
 
 EPSILON, DELTA = 3.0, 1e-5
 BOUNDS, RATES = (0.1, 1.0, 3.0, 10.0, 30.0), (0.01, 0.03, 0.1)
@@ -130,10 +131,9 @@ def row_of(bound: float, data: Any, train_on: Callable[..., Any]) -> tuple[str, 
     tried = []
     for rate in RATES:
         each = [scores(train_on(start, bound, rate), bound, *columns) for start, columns in data]
-        tried.append((rate, np.mean(each, axis=0), np.std(each, axis=0, ddof=1)))
-    rate, means, spreads = min(tried, key=lambda found: found[1][4])
-    cells = zip(means, spreads, (0, 2, 1, 3, 3, 3), strict=True)
-    return f"{bound:g}", f"{rate:g}", *(f"{m:.{d}f} ± {s:.{d}f}" for m, s, d in cells)
+        tried.append((rate, np.transpose(each)))
+    rate, columns = min(tried, key=lambda found: found[1][4].mean())
+    return f"{bound:g}", f"{rate:g}", *map(mean_and_deviation, columns, (0, 2, 1, 3, 3, 3))
 
 
 def section(title: str, split: Callable[..., Any], batch_size: int, steps: int, seeds: int) -> str:

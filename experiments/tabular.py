@@ -11,6 +11,7 @@ import numpy as np
 
 from dpoptax.training.bars import Bar
 from dpoptax.training.run.records import markdown_table
+from experiments.spreads import mean_and_deviation
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "table_of_customers.ipynb"
 _ABOUT = (
@@ -22,7 +23,7 @@ _ABOUT = (
     "difference from the frequency of positive rows, in ten bins of equally many rows.\n\n"
 )
 _HEADS = ("classifier", "AUC", "log loss", "mean prediction", "calibration error")
-_FORMATS = ((3, 1), (4, 1), (2, 100), (2, 100))  # digits and factor
+_DECIMALS, _FACTORS = (3, 4, 2, 2), np.array([1, 1, 100, 100])
 
 
 def run_notebook(seed: int) -> dict[str, Any]:
@@ -46,18 +47,12 @@ def tabular_page(*, seeds: int = 5) -> str:
         seeds: Number of runs.
     """
     runs = [run_notebook(seed) for seed in Bar(range(seeds), "tabular", leave=False)]
-    rows = [
-        (name, *map(_cell, np.transpose([run["scores"][name] for run in runs]), _FORMATS))
-        for name in runs[0]["scores"]
-    ]
-    rates = [run["public"][1].mean() for run in runs]
+    rows = []
+    for name in runs[0]["scores"]:
+        columns = np.transpose([run["scores"][name] * _FACTORS for run in runs])
+        rows.append((name, *map(mean_and_deviation, columns, _DECIMALS)))
+    rates = [100 * run["public"][1].mean() for run in runs]
     return (
         f"{_ABOUT}{markdown_table(_HEADS, rows)}\n\n"
-        f"Of the test rows, {_cell(rates, (2, 100))} % are positive.\n"
+        f"Of the test rows, {mean_and_deviation(rates)} % are positive.\n"
     )
-
-
-def _cell(values: Any, form: tuple[int, int]) -> str:
-    digits, factor = form
-    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
-    return f"{factor * np.mean(values):.{digits}f} ± {factor * spread:.{digits}f}"

@@ -29,7 +29,7 @@ def write_mnist(folder, *, zipped=True, train=20, test=10):
     return splits
 
 
-def write_cifar(folder, num_classes, *, binary=False, archive=True, per_file=10):
+def write_cifar(folder, num_classes, *, archive=True, per_file=10):
     """Writes CIFAR-10 or CIFAR-100 batches with `per_file` images each; returns the splits."""
     ten = num_classes == 10
     train = [f"data_batch_{i}" for i in range(1, 6)] if ten else ["train"]
@@ -38,20 +38,14 @@ def write_cifar(folder, num_classes, *, binary=False, archive=True, per_file=10)
         images, labels = pictures(per_file, (32, 32, 3), num_classes, seed)
         splits["train" if name in train else "test"].append((images, labels))
         planes = images.transpose(0, 3, 1, 2).reshape(per_file, -1)
-        if binary:
-            columns = [labels[:, None], planes] if ten else [labels[:, None] // 5] * 1
-            columns = columns if ten else [*columns, labels[:, None], planes]
-            files[name + ".bin"] = np.concatenate(columns, axis=1).tobytes()
-        else:
-            batch = {b"data": planes, b"labels" if ten else b"fine_labels": labels.tolist()}
-            if not ten:
-                batch[b"coarse_labels"] = (labels // 5).tolist()
-            files[name] = python2_pickle(batch)
-    version = "binary" if binary else "python"
-    top = f"cifar-10-batches-{'bin' if binary else 'py'}" if ten else f"cifar-100-{version}"
+        batch = {b"data": planes, b"labels" if ten else b"fine_labels": labels.tolist()}
+        if not ten:
+            batch[b"coarse_labels"] = (labels // 5).tolist()
+        files[name] = python2_pickle(batch)
+    top = "cifar-10-batches-py" if ten else "cifar-100-python"
     folder.mkdir(parents=True, exist_ok=True)
     if archive:
-        with tarfile.open(folder / f"cifar-{num_classes}-{version}.tar.gz", "w:gz") as tar:
+        with tarfile.open(folder / f"cifar-{num_classes}-python.tar.gz", "w:gz") as tar:
             for name, content in files.items():
                 info = tarfile.TarInfo(f"{top}/{name}")
                 info.size = len(content)

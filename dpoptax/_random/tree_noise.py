@@ -104,9 +104,10 @@ def _is_small(leaf: jax.Array) -> bool:
 
 def _cut(vector: jax.Array, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """Returns consecutive parts of a vector, with the shapes and shardings of leaves."""
-    starts: Sequence[int | jax.Array] = np.cumsum([0, *(leaf.size for leaf in leaves)]).tolist()
+    numbers: list[int] = np.cumsum([0, *(leaf.size for leaf in leaves)]).tolist()
+    starts: Sequence[int | jax.Array] = numbers
     if isinstance(vector, jax.core.Tracer):  # one kernel for all leaves of a shape
-        starts = opaque_integers(starts)
+        starts = opaque_integers(numbers)
     parts = []
     for start, leaf in zip(starts, leaves, strict=False):
         part = lax.dynamic_slice_in_dim(vector, start, leaf.size).reshape(leaf.shape)

@@ -50,11 +50,16 @@ def check_same_on_hosts(values: Mapping[str, Any]) -> None:
 
 
 def differing(values: Mapping[str, str]) -> list[str]:
-    """Returns the names of the values that are not equal on all hosts, the same list on each."""
+    """Returns the names of the values that are not equal on all hosts, the same list on each.
+
+    Without values, hosts only wait for each other.
+    """
     if jax.process_count() == 1:
         return []
     if not all(_equal([repr(list(values))])):  # hosts gather arrays of one shape only
         return ["the list of compared values"]
+    if not values:
+        return []
     return [name for name, same in zip(values, _equal(values.values()), strict=True) if not same]
 
 

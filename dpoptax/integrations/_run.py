@@ -31,6 +31,7 @@ from dpoptax.runs import (
 )
 from dpoptax.training import hosts
 from dpoptax.training.run import seeds
+from dpoptax.training.run.feeding import batch_shapes
 from dpoptax.users import UserTable, per_user_loss
 
 _NOT_SHOWN = (
@@ -200,19 +201,8 @@ def program_of(
     It does not depend on the devices that share a batch, so that a run may go on on others.
     """
     size = data.plan.sampler.padded_size
-    mask = jax.ShapeDtypeStruct((size,), np.bool_)
-    lead: tuple[int, ...] = (size,)
-    if data.users is not None:
-        lead = (size, data.users.records_per_user)
-    examples = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            (*lead, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
-        ),
-        data.rows,
-    )
-    if data.users is not None:
-        examples = examples, jax.ShapeDtypeStruct(lead, np.bool_)
-    inputs = Inputs(examples, mask)
+    examples = batch_shapes(data.rows, size, data.users)
+    inputs = Inputs(examples, jax.ShapeDtypeStruct((size,), np.bool_))
     if random:
         ids = jax.ShapeDtypeStruct((size,), jax.dtypes.canonicalize_dtype(np.int64))
         inputs = inputs._replace(ids=ids, key=jax.eval_shape(jax.random.key, 0))

@@ -150,7 +150,7 @@ class PlanTerms:
         sampler = self.sampler
         if not isinstance(sampler, CutSampler) or sampler.max_batch_size is None:
             return ""
-        uncut = dataclasses.replace(sampler, max_batch_size=None)
+        uncut = sampler.uncut()
         sampling = uncut if self.strategy is None else self.strategy.under(uncut)
         without = planned_guarantee(
             noise_multiplier=self.noise_multiplier,

@@ -2,8 +2,8 @@
 
 import abc
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -266,6 +266,11 @@ class CutSampler(Sampler):
                 "default."
             )
         object.__setattr__(self, "max_batch_size", largest)
+
+    def uncut(self) -> Self:
+        """Returns the sampler with the default size, which almost never cuts a draw."""
+        options: dict[str, Any] = {"max_batch_size": None}
+        return replace(self, **options)
 
     @property
     def _rates(self) -> tuple[int, float]:

@@ -132,7 +132,7 @@ class _Audit:
 
     @property
     def clip(self) -> dpoptax.Clip | float:
-        return cast(dpoptax.Clip | float, self.program.clip)
+        return cast(dpoptax.Clip | float, self.task.applied_clip)
 
     @property
     def noise(self) -> optax.GradientTransformation:

@@ -15,7 +15,6 @@ from dpoptax.training.data import streaming
 from dpoptax.training.run import inputs
 from dpoptax.training.run.announcer import Announcer
 from dpoptax.training.run.context import Context
-from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.step import TrainingStep
 from dpoptax.training.run.training_loop import State, TrainingLoop
@@ -80,7 +79,7 @@ def train_with_canaries(task: Task, key: jax.Array, **claim: Any) -> auditing.Au
     kept = np.concatenate([np.ones(size - count, bool), included])
     rows = np.arange(size - count, size, dtype=np.int32)
     canaries = streaming.read(task.data, rows[:, None]), rows[:, None]
-    params = inputs.on_devices("params", task.params, Devices())
+    params = inputs.on_devices("params", task.params, None)
     task = dataclasses.replace(task, params=params, evaluate=None, eval_every=steps)
     program = RunProgram(task, key=noise_key)
     release = cast(optax.GradientTransformation, program.noise())

@@ -18,7 +18,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
-from dpoptax.training.loss_arguments import takes_key
+from dpoptax.training.run.inputs import takes_key
 from dpoptax.training.run.seeds import params_key
 from dpoptax.training.task import PlainPlan, Task
 

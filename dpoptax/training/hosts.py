@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 __all__ = ["join", "replicate"]
@@ -30,6 +30,18 @@ def join() -> None:
         num_processes=None if number is None else int(number),
         process_id=None if rank is None else int(rank),
     )
+
+
+def start(parallel: str) -> Mesh | None:
+    """Returns a mesh of all devices for `--parallel devices` or `hosts`, or None for "none".
+
+    With "hosts", this process first joins the others.
+    """
+    if parallel == "none":
+        return None
+    if parallel == "hosts" and not jax.distributed.is_initialized():
+        join()
+    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:

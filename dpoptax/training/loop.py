@@ -14,7 +14,6 @@ from dpoptax.training.run import records, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Record
-from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.run_task import FitResult, run_task
 from dpoptax.training.task import PlainPlan, Task
 
@@ -69,7 +68,7 @@ def _write(summary: Record, result: FitResult, workdir: Path, *, secret: bool) -
     # Imported late: matplotlib is slow to import, and the first step does not need it.
     from dpoptax.training.run import figures
 
-    save_params(workdir / "params.msgpack", _released(result))
+    save_params(workdir / "params.msgpack", averaged(result.params, result.opt_state))
     figures.plot_run(summary, result.history, workdir / "training.png")
     if result.guarantee is not None:
         model = records.described_file(workdir / "params.msgpack")
@@ -77,14 +76,9 @@ def _write(summary: Record, result: FitResult, workdir: Path, *, secret: bool) -
     records.write_json(workdir / "summary.json", summary, secret=secret)
 
 
-def _released(result: FitResult) -> Any:
-    """Returns the final parameters, or their average if the optimizer has one."""
-    return averaged(result.params, result.opt_state)
-
-
 def summarize(task: Task, result: FitResult) -> Record:
     """Returns the summary of a run."""
-    newest, final = result.history[-1], _released(result)
+    newest = result.history[-1]
     return {
         "method": task.name,
         **_privacy(task, result.guarantee),
@@ -94,7 +88,7 @@ def summarize(task: Task, result: FitResult) -> Record:
         "dataset": task.dataset,
         **{name: x for name, x in newest.items() if name not in records.FIELDS},
         "num_params": optax.tree.size(result.params),
-        "params_sha256": records.params_sha256(final),
+        "params_sha256": records.params_sha256(averaged(result.params, result.opt_state)),
         "train_seconds": newest["seconds"],
     }
 
@@ -104,7 +98,7 @@ def _privacy(task: Task, guarantee: Guarantee | None) -> Record:
     plan, epsilon = task.plan, None
     if guarantee is not None and task.is_private:
         epsilon = guarantee.stated_epsilon
-    clip = RunProgram(task).clip
+    clip = task.applied_clip
     found = {
         "private": epsilon is not None and math.isfinite(epsilon),
         "unproven": None,

@@ -21,18 +21,10 @@ def save_params(path: str | Path, params: Any) -> None:
       TypeError: a leaf is not an array of numbers. Typed keys, which an optimizer state holds, are
         secret and not saved.
     """
-    from flax import serialization
+    from flax import serialization, traverse_util
 
-    saved: Any = {}
-    for names, leaf in _leaves(params):
-        if not names:
-            saved = _array(names, leaf)
-            break
-        *outer, last = names
-        inner = saved
-        for name in outer:
-            inner = inner.setdefault(name, {})
-        inner[last] = _array(names, leaf)
+    arrays: Any = {names: _array(names, leaf) for names, leaf in _leaves(params)}
+    saved = arrays[()] if () in arrays else traverse_util.unflatten_dict(arrays)
     Path(path).write_bytes(serialization.msgpack_serialize(saved))
 
 

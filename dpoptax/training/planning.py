@@ -61,7 +61,7 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
     whole = dataclasses.replace(task, microbatch_size=task.plan.sampler.padded_size)
     program = RunProgram(whole)
     arguments = program.arguments()
-    (params, state), loaded, _, frozen = arguments
+    (params, state), fed, _, frozen = arguments
     flops = None
     if count_flops:
         step = program.step()
@@ -73,7 +73,7 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
         num_frozen=_count(frozen),
         params_bytes=_bytes((params, frozen)),
         state_bytes=_bytes(state),
-        batch_bytes=_bytes(loaded.batch),
+        batch_bytes=_bytes(fed.source),
         flops=flops,
     )
 
@@ -88,8 +88,7 @@ def text(name: str, cost: RunCost) -> str:
         if task.budget is not None:
             within = plan.steps_within(task.budget)
             lines.append(("budget", f"{within:,} of {plan.steps:,} steps"))
-        planned = plan.guarantee()
-        lines.append(("attacks", attacks_text(*attacks(planned), planned.unit)))
+        lines.append(("attacks", attacks_text(plan.guarantee())))
         if (other := _balls_in_bins(plan)) is not None:
             lines.append(("or", other))
     lines += [
@@ -106,11 +105,12 @@ def text(name: str, cost: RunCost) -> str:
     return "\n".join([name, *head, *rows])
 
 
-def attacks_text(found: float, mu: float, unit: str) -> str:
-    """Formats the power of attacks; see `attacks`."""
+def attacks_text(planned: "Guarantee") -> str:
+    """Formats the largest true-positive rate at a false-positive rate of 1 %, and μ."""
+    found, mu = 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
     return (
-        f"true-positive rate at most {records.epsilon_text(100 * found, 1)} % over {unit}s at a "
-        f"false-positive rate of 1 %; μ = {records.epsilon_text(mu)}"
+        f"true-positive rate at most {records.epsilon_text(100 * found, 1)} % over "
+        f"{planned.unit}s at a false-positive rate of 1 %; μ = {records.epsilon_text(mu)}"
     )
 
 
@@ -145,11 +145,6 @@ def _privacy(cost: RunCost) -> tuple[str, str, str, str]:
     sigma = f"{noise:.4g}" if isinstance(noise, int | float) else "schedule"
     rate = f"{plan.sampler.sampling_probability:.4g}"
     return f"{steps:,}", rate, sigma, records.epsilon_text(epsilon)
-
-
-def attacks(planned: "Guarantee") -> tuple[float, float]:
-    """Returns the largest true-positive rate at a false-positive rate of 1 %, and μ."""
-    return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
 
 
 def _balls_in_bins(plan: "dpoptax.PrivacyPlan") -> str | None:

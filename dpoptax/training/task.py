@@ -108,6 +108,13 @@ class Task:
         return isinstance(self.plan, dpoptax.PrivacyPlan) and least_noise(self.plan) > 0
 
     @property
+    def applied_clip(self) -> dpoptax.Clip | float | None:
+        """The clip of `fit`; None for plain gradients, or if a given gradient has its own."""
+        if isinstance(self.plan, PlainPlan) and self.plan.noise is None:
+            return None
+        return 1.0 if self.clip is None and self.grad_fn is None else self.clip
+
+    @property
     def evaluation_interval(self) -> int:
         """Number of steps between evaluations; by default a tenth of the plan's."""
         return max(1, self.plan.steps // 10) if self.eval_every is None else self.eval_every

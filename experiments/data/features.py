@@ -116,17 +116,17 @@ def _computed(
     path: Path, shape: tuple[int, ...], images: np.ndarray, wanted: FeatureMap, bar: Any
 ) -> np.ndarray:
     """Returns features from a new file, or from memory if the file cannot be written."""
+    features, done = np.empty(shape, np.float16), 0
+    for part in _parts(images, wanted):
+        features[done : done + len(part)] = part
+        done += len(part)
+        bar.update(len(part))
     try:
         cache_folder.prepare(path.parent)
-        # Write the file instead of a memory map, where a full disk would end the process.
         handle, partial = tempfile.mkstemp("-partial.npy", dir=path.parent)
         try:
             with open(handle, "wb") as file:
-                header = np.lib.format.header_data_from_array_1_0(np.empty(0, np.float16))
-                np.lib.format.write_array_header_1_0(file, {**header, "shape": shape})
-                for part in _parts(images, wanted):
-                    file.write(part.tobytes())
-                    bar.update(len(part))
+                np.save(file, features)
             os.replace(partial, path)
         finally:
             Path(partial).unlink(missing_ok=True)
@@ -139,14 +139,7 @@ def _computed(
             "environment variable XDG_CACHE_HOME to another folder.",
             stacklevel=2,
         )
-    bar.reset()
-    features = np.empty(shape, np.float16)
-    done = 0
-    for part in _parts(images, wanted):
-        features[done : done + len(part)] = part
-        done += len(part)
-        bar.update(len(part))
-    return features
+        return features
 
 
 def _parts(images: np.ndarray, wanted: FeatureMap) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Reads archives and image formats: IDX, and the two formats of CIFAR.
+"""Reads archives and image formats: IDX, and the pickles of CIFAR.
 
 Every reader takes the bytes of one file, and its path for messages. A file with unexpected content
 raises a `ConfigError` that names it.
@@ -64,7 +64,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     return values.reshape(shape)
 
 
-def read_cifar_python(content: bytes, path: Path, label: str) -> tuple[np.ndarray, np.ndarray]:
+def read_cifar(content: bytes, path: Path, label: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns images and labels of one pickled batch of CIFAR's "python version".
 
     Pickles can run code. This reader loads the contents of such a batch only: containers, numbers,
@@ -89,25 +89,11 @@ def read_cifar_python(content: bytes, path: Path, label: str) -> tuple[np.ndarra
         raise damaged(path, f"it is not a pickled batch of CIFAR ({reason})") from error
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != math.prod(CIFAR_SHAPE):
         raise damaged(path, f"its data has shape {images.shape} and type {images.dtype}")
-    return _cifar_images(images, labels, path)
-
-
-def read_cifar_binary(
-    content: bytes, path: Path, label_bytes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and labels of one file of CIFAR's "binary version".
-
-    Each record has `label_bytes` labels, then the 3072 bytes of the image. The last label is the
-    class. CIFAR-10 has one label, and CIFAR-100 has a coarse and a fine one.
-
-    Raises:
-        ConfigError: The length is not a multiple of the record length.
-    """
-    record = label_bytes + math.prod(CIFAR_SHAPE)
-    if not content or len(content) % record:
-        raise damaged(path, f"its {len(content)} bytes are not a multiple of {record}-byte records")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
-    return _cifar_images(rows[:, label_bytes:], rows[:, label_bytes - 1], path)
+    if len(images) != len(labels):
+        raise damaged(path, f"it has {len(images)} images and {len(labels)} labels")
+    height, width, channels = CIFAR_SHAPE
+    planes = images.reshape(-1, channels, height, width)
+    return planes.transpose(0, 2, 3, 1), labels
 
 
 def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
@@ -153,16 +139,6 @@ def _zipped(path: Path, names: Sequence[str]) -> list[bytes]:
 def _by_name(paths: Iterable[str]) -> dict[str, str]:
     deepest_first = sorted(paths, key=lambda path: path.count("/"), reverse=True)
     return {path.rsplit("/", 1)[-1]: path for path in deepest_first}
-
-
-def _cifar_images(
-    rows: np.ndarray, labels: np.ndarray, path: Path
-) -> tuple[np.ndarray, np.ndarray]:
-    """Converts rows of red, green and blue planes to images with the channels last."""
-    if len(rows) != len(labels):
-        raise damaged(path, f"it has {len(rows)} images and {len(labels)} labels")
-    height, width, channels = CIFAR_SHAPE
-    return rows.reshape(-1, channels, height, width).transpose(0, 2, 3, 1), labels
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -49,28 +49,23 @@ def find_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> dict[str, t
 
 
 def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
-    """Reads CIFAR-10 or CIFAR-100, of either version, as an archive or unpacked.
+    """Reads the "python version" of CIFAR-10 or CIFAR-100, as an archive or unpacked.
 
     The images are (32, 32, 3). CIFAR-100 has its fine labels.
 
     Raises:
-        ConfigError: The directory has neither version, or a file is missing or damaged.
+        ConfigError: A file is missing or damaged.
     """
     name, ten = f"cifar{num_classes}", num_classes == 10
     source = find_cifar(data_dir, num_classes)
-    binary = source.name.endswith(("-bin", "-binary", "-binary.tar.gz"))
-    suffix = ".bin" if binary else ""
-    train = [f"data_batch_{i}{suffix}" for i in range(1, 6)] if ten else [f"train{suffix}"]
+    train = [f"data_batch_{i}" for i in range(1, 6)] if ten else ["train"]
     splits = []
-    for files in (train, [f"test_batch{suffix}" if ten else f"test{suffix}"]):
-        parts = []
-        for file, content in zip(files, formats.members(source, files), strict=True):
-            if binary:
-                part = formats.read_cifar_binary(content, source / file, 1 if ten else 2)
-            else:
-                label = "labels" if ten else "fine_labels"
-                part = formats.read_cifar_python(content, source / file, label)
-            parts.append(part)
+    for files in (train, ["test_batch" if ten else "test"]):
+        label = "labels" if ten else "fine_labels"
+        parts = [
+            formats.read_cifar(content, source / file, label)
+            for file, content in zip(files, formats.members(source, files), strict=True)
+        ]
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
         inputs = scaled_colors(images)
         splits.append(_split(inputs, labels, num_classes, files[0], name))
@@ -79,18 +74,11 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
 
 def find_cifar(data_dir: Path, num_classes: int) -> Path:
     """Returns the folder or archive; see `load_cifar`."""
-    ten = num_classes == 10
-    stem, unpacked = ("cifar-10", "cifar-10-batches") if ten else ("cifar-100", "cifar-100")
-    sources = (
-        f"{unpacked}-py" if ten else f"{unpacked}-python",
-        f"{stem}-python.tar.gz",
-        f"{unpacked}-bin" if ten else f"{unpacked}-binary",
-        f"{stem}-binary.tar.gz",
-    )
-    source = formats.find(data_dir, (f"cifar{num_classes}",), sources)
+    unpacked = "cifar-10-batches-py" if num_classes == 10 else "cifar-100-python"
+    archive = f"cifar-{num_classes}-python.tar.gz"
+    source = formats.find(data_dir, (f"cifar{num_classes}",), (unpacked, archive))
     if source is None:
-        files = f"{sources[1]}, {sources[3]} or one of them unpacked"
-        raise formats.missing(f"cifar{num_classes}", data_dir, files)
+        raise formats.missing(f"cifar{num_classes}", data_dir, f"{archive} or it unpacked")
     return source
 
 

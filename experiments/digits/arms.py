@@ -14,6 +14,7 @@ from scipy.stats import qmc
 from sklearn.datasets import load_digits
 
 import dpoptax
+from experiments.spreads import mean_and_deviation
 
 Params = dict[str, jax.Array]
 Columns = tuple[np.ndarray, np.ndarray]
@@ -60,7 +61,7 @@ class Result(NamedTuple):
     accuracies: np.ndarray
 
     def __str__(self) -> str:
-        return f"{self.accuracies.mean():.1f} ± {self.accuracies.std(ddof=1):.1f} %"
+        return f"{mean_and_deviation(self.accuracies, 1)} %"
 
 
 def split_digits(public: int = 0) -> Split:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dpoptax.training import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.figures import signed
 from experiments.figure_files import shrink
 from experiments.image_benchmark.page_figures import plot_accuracies, plot_differences
 from experiments.image_benchmark.page_groups import (
@@ -25,6 +24,7 @@ from experiments.image_benchmark.page_groups import (
 )
 from experiments.image_benchmark.published_accuracies import PUBLISHED
 from experiments.image_benchmark.run_lines import Line, read
+from experiments.spreads import mean_and_interval
 
 
 def write_page(folder: Path, output: Path | None = None) -> Path:
@@ -179,9 +179,7 @@ def _with_notes(table: str, entries: Sequence[Entry]) -> str:
 def _interval(entry: Entry, other: Entry | None) -> str:
     if other is None or other is entry:
         return ""
-    d = difference(entry, other)
-    half = "" if math.isinf(d.half) else f" ± {d.half:.2f}"
-    return signed(d.mean, 2) + half
+    return mean_and_interval(*difference(entry, other))
 
 
 def _recipes(alone: Groups) -> str:

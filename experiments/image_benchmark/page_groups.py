@@ -5,17 +5,18 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from scipy import stats
+import jax.numpy as jnp
 
+import dpoptax
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.training import ConfigError
 from dpoptax.training.run import records
 from experiments import methods
 from experiments.config import SAMPLERS, ExperimentConfig
 from experiments.image_benchmark.run_lines import Line
-from experiments.reports.paper_runs import points
+from experiments.spreads import mean_and_deviation, paired_difference
 
 BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
 # Methods in records that dpoptax no longer has. Each takes one gradient of an example in a step.
@@ -100,9 +101,7 @@ class Entry:
     @property
     def accuracy(self) -> str:
         """Returns mean and standard deviation over the seeds in %, for tables."""
-        values = list(self.accuracies.values())
-        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        return f"{self.mean:.2f}{spread}"
+        return mean_and_deviation(self.accuracies.values())
 
     @property
     def at_edge(self) -> bool:
@@ -114,8 +113,7 @@ Groups: TypeAlias = dict[Setting, list[Entry]]
 """The methods of each setting."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Mean difference between runs of the same seeds in points, with a 95 % interval.
 
     Attributes:
@@ -134,13 +132,7 @@ class Difference:
 
 def difference(entry: Entry, other: Entry) -> Difference:
     """Returns the difference of `entry` from `other`, paired by seed."""
-    seeds = sorted(entry.accuracies.keys() & other.accuracies.keys())
-    values = [entry.accuracies[seed] - other.accuracies[seed] for seed in seeds]
-    if len(values) < 2:
-        return Difference(values[0] if values else math.nan, math.inf)
-    quantile = float(stats.t.ppf(0.975, len(values) - 1))
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return Difference(statistics.fmean(values), half)
+    return Difference(*paired_difference(entry.accuracies, other.accuracies))
 
 
 def grouped(lines: Iterable[Line]) -> Groups:
@@ -259,7 +251,15 @@ def _gradients(line: Line) -> int:
     """Returns the number of gradients of each example per step."""
     if line.settings["method"]["name"] in _REMOVED:
         return 1
-    return points(ExperimentConfig(method=_method(line)))
+    return points(_method(line))
+
+
+def points(method: methods.Method) -> int:
+    """Returns the number of gradients of each example per step, counting copies."""
+    params = {"w": jnp.zeros(2)}
+    found = dpoptax.gradient_points(method.filter(1.0).init(params), params)
+    copies: int = getattr(method, "multiplicity", 1)
+    return (len(found.points) + (found.tangent is not None)) * copies
 
 
 def _method(line: Line) -> methods.Method:

@@ -6,7 +6,6 @@ import flax.linen as nn
 
 from dpoptax.training.classifier import CNN, MLP
 from experiments.models import large_networks, networks
-from experiments.models.vision_transformer import VisionTransformer
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "linear": lambda n: MLP(n, widths=()),
@@ -22,9 +21,9 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "resnet_50": large_networks.ResNet50,
     "efficientnet_b0": large_networks.EfficientNetB0,
     "wrn_16_4": networks.WideResNet,
-    "transformer": lambda n: VisionTransformer(n, patch=2, width=32, depth=2, heads=2),
-    "vit_tiny": lambda n: VisionTransformer(n, width=64, depth=4, heads=2),
-    "vit_small": VisionTransformer,
-    "vit_small_16": lambda n: VisionTransformer(n, patch=16),
+    "transformer": lambda n: networks.VisionTransformer(n, patch=2, width=32, depth=2, heads=2),
+    "vit_tiny": lambda n: networks.VisionTransformer(n, width=64, depth=4, heads=2),
+    "vit_small": networks.VisionTransformer,
+    "vit_small_16": lambda n: networks.VisionTransformer(n, patch=16),
 }
 """Functions from the number of classes to a model, by name."""

@@ -1,20 +1,18 @@
 """Writes the tables and the figure on the released code."""
 
-import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
-from dpoptax.training.run.figures import COLORS, label, signed
+from dpoptax.training.run.figures import COLORS, label
 from dpoptax.training.run.records import markdown_table
 from experiments.released.decomposition import Record, comparisons
 from experiments.released.noise import Setting, measure
 from experiments.released.problems import PROBLEMS
+from experiments.spreads import mean_and_deviation, mean_and_interval, paired_difference
 
 Rows = Iterable[Sequence[str]]
 EPSILONS = (1.0, 3.0, 8.0)
@@ -105,27 +103,6 @@ class Column(NamedTuple):
         """Returns the mean difference of two arms, paired by seed, and half its 95 % interval."""
         ours, theirs = (self.accuracies(comparison, name) for name in (arm, other))
         return paired_difference(ours, theirs)
-
-
-def paired_difference(
-    ours: Mapping[int, float], theirs: Mapping[int, float]
-) -> tuple[float, float]:
-    """Returns the mean difference over seeds and half its 95 % interval."""
-    values = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    quantile = float(stats.t.ppf(0.975, len(values) - 1))
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), half
-
-
-def mean_and_deviation(values: Iterable[float]) -> str:
-    """Returns the mean ± the standard deviation."""
-    values = list(values)
-    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
-
-
-def mean_and_interval(mean: float, half: float) -> str:
-    """Returns a difference ± half its interval."""
-    return f"{signed(mean, 2)} ± {half:.2f}"
 
 
 def columns(runs: Mapping[str, Sequence[Record]]) -> list[Column]:

@@ -3,12 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from dpoptax.training.run.records import markdown_table
-from experiments.released.tables import (
-    mean_and_deviation,
-    mean_and_interval,
-    paired_difference,
-)
 from experiments.released.tuning import METHODS, SCHEDULES, Run, best_rate
+from experiments.spreads import mean_and_deviation, mean_and_interval, paired_difference
 
 REFERENCES = ("dp_sgd", "momentum", "adam")
 """Methods that the others are compared with."""

@@ -1,6 +1,7 @@
 """Runs studies by name: numbers, and the finding for each claim."""
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,6 @@ from typing import Any, NamedTuple
 from dpoptax.training.bars import Bar
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
-from experiments.code_version import source_sha256
 from experiments.run_once import record_once
 from experiments.studies import (
     filters,
@@ -157,6 +157,16 @@ def _parts(name: str, seeds: int, configs: Path, data_dir: Path | None) -> Parts
             "--data-dir, the directory with its published files."
         )
     return study.parts(seeds, configs, data_dir)
+
+
+@functools.cache
+def source_sha256() -> str:
+    """Returns the SHA-256 over the source files of dpoptax and of the experiments."""
+    digest = hashlib.sha256(records.source_sha256().encode())
+    folder = Path(__file__).parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _rows(path: Path, compute: Callable[[], list[Row]], **fields: Any) -> list[Row]:

@@ -1,7 +1,6 @@
 """Runs gradient descent on a linear regression with noise (DiSK, Fig. 6(a))."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,31 +12,10 @@ from dpoptax.filters._disk import disk
 from dpoptax.filters._low_pass import low_pass
 from experiments.studies.rows import Findings, Row, over, pick, verdict
 
-
-class NoisyRegression(NamedTuple):
-    """Results of `noisy_regression`.
-
-    Attributes:
-      methods: the names of the methods, in order.
-      noise_levels: standard deviations of the noise in each coordinate of a gradient.
-      learning_rates: the grid, the same for every method.
-      excess_loss: (methods, levels, rates, seeds), F(x) − F(x*) averaged over the last tenth of the
-        steps; infinite if a run diverged.
-    """
-
-    methods: tuple[str, ...]
-    noise_levels: np.ndarray
-    learning_rates: np.ndarray
-    excess_loss: np.ndarray
-
-    def best(self) -> np.ndarray:
-        """Returns the mean over seeds at each method's best rate, (methods, levels)."""
-        return self.excess_loss.mean(axis=-1).min(axis=-1)
-
-    def at(self, learning_rate: float) -> np.ndarray:
-        """Returns the mean over seeds at one learning rate, (methods, levels)."""
-        (index,) = np.flatnonzero(np.isclose(self.learning_rates, learning_rate))
-        return self.excess_loss[:, :, index].mean(axis=-1)
+NOISES = (0.1, 0.3, 1.0)
+"""Standard deviations of the noise in each coordinate of a gradient."""
+RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Learning rates, the same for every method."""
 
 
 def regression_methods(kappa: float = 0.3) -> dict[str, optax.GradientTransformation]:
@@ -49,15 +27,7 @@ def regression_methods(kappa: float = 0.3) -> dict[str, optax.GradientTransforma
     }
 
 
-def noisy_regression(
-    noise_levels: Sequence[float] = (0.1, 0.3, 1.0),
-    learning_rates: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
-    *,
-    methods: Mapping[str, optax.GradientTransformation] | None = None,
-    dimension: int = 20,
-    steps: int = 300,
-    seeds: int = 20,
-) -> NoisyRegression:
+def noisy_regression(*, dimension: int = 20, steps: int = 300, seeds: int = 20) -> np.ndarray:
     """Returns the excess loss of noisy descent on F(x) = ‖A x − y‖²/(2n).
 
     A has 10 · `dimension` rows of independent normal numbers, so the curvatures are about 1. In
@@ -65,16 +35,16 @@ def noisy_regression(
     the noise stage of a private run without clipping. All methods see the same noise.
 
     Args:
-      noise_levels: standard deviations of the noise.
-      learning_rates: learning rates of SGD.
-      methods: transforms by name; `regression_methods()` by default.
       dimension: d.
       steps: T.
       seeds: number of runs, each with separate noise.
 
+    Returns:
+      F(x) − F(x*) averaged over the last tenth of the steps, for each of `regression_methods`,
+      `NOISES`, `RATES` and seeds; infinite if a run diverged.
+
     Source: DiSK, Fig. 6(a).
     """
-    methods = regression_methods() if methods is None else dict(methods)
     rng = np.random.default_rng(0)
     rows = jnp.asarray(rng.normal(size=(10 * dimension, dimension)), jnp.float32)
     curvature = rows.T @ rows / len(rows)
@@ -97,32 +67,30 @@ def noisy_regression(
         tail = jnp.mean(losses[-max(1, steps // 10) :])
         return jnp.where(jnp.isfinite(tail), tail, jnp.inf)
 
-    grid = (jnp.asarray(noise_levels), jnp.asarray(learning_rates), jnp.arange(seeds))
+    grid = (jnp.asarray(NOISES), jnp.asarray(RATES), jnp.arange(seeds))
     results = []
-    for method in methods.values():
+    for method in regression_methods().values():
         over_seeds = jax.vmap(lambda *a, m=method: run(m, *a), (None, None, 0))
         over_rates = jax.vmap(over_seeds, (None, 0, None))
         results.append(jax.jit(jax.vmap(over_rates, (0, None, None)))(*grid))
-    return NoisyRegression(
-        tuple(methods), np.asarray(noise_levels), np.asarray(learning_rates), np.stack(results)
-    )
+    return np.stack(results)
 
 
 def rows(seeds: int) -> list[Row]:
     """Computes the losses at several learning rates, with 4 · `seeds` seeds."""
-    result = noisy_regression(seeds=4 * seeds)
+    excess_loss = noisy_regression(seeds=4 * seeds)
     return [
         {
             "method": method,
             "noise": level,
             "learning_rate": rate,
             "seed": seed,
-            "excess_loss": result.excess_loss[i, j, k, seed],
+            "excess_loss": excess_loss[i, j, k, seed],
         }
-        for i, method in enumerate(result.methods)
-        for j, level in enumerate(np.round(result.noise_levels.astype(float), 6))
-        for k, rate in enumerate(np.round(result.learning_rates.astype(float), 6))
-        for seed in range(result.excess_loss.shape[-1])
+        for i, method in enumerate(regression_methods())
+        for j, level in enumerate(NOISES)
+        for k, rate in enumerate(RATES)
+        for seed in range(4 * seeds)
     ]
 
 

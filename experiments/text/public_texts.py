@@ -16,6 +16,7 @@ from dpoptax.accounting import Guarantee, calibrate
 from dpoptax.columns import release_counts
 from dpoptax.training.run import records
 from experiments.run_once import record_once
+from experiments.spreads import mean_and_deviation
 from experiments.text.arms import Problems, train_arm
 from experiments.text.encoder import fetch_minilm
 from experiments.text.recipe import cached_features, problems
@@ -183,8 +184,7 @@ def _table(
         cells = []
         for epsilon in (*epsilons, None):
             found = [r["accuracy"] for r in rows if (r["arm"], r["epsilon"]) == (arm, epsilon)]
-            spread = f" ± {np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
-            cells.append(f"{np.mean(found):.1f}{spread}" if found else "")
+            cells.append(mean_and_deviation(found, 1) if found else "")
         body.append((title, *cells))
     header = ("", *(f"ε = {epsilon:g}" for epsilon in epsilons), "no private text")
     return (

@@ -15,8 +15,8 @@ import tyro
 from dpoptax.training.run import records
 from experiments.models.language import BertEncoder
 from experiments.models.transformer import Lora
-from experiments.released.tables import mean_and_interval, paired_difference
 from experiments.run_once import record_once
+from experiments.spreads import mean_and_deviation, mean_and_interval, paired_difference
 from experiments.text.arms import ARMS, Problems, train_arm
 from experiments.text.encoder import (
     Features,
@@ -142,10 +142,7 @@ def _table(given: TextArguments, rows: list[dict[str, Any]]) -> str:
     """Returns a table of mean accuracies, in percent, ± their standard deviation."""
     body = []
     for arm in given.arms:
-        cells = []
-        for found in _by_epsilon(given, rows, arm):
-            spread = f" ± {np.std(list(found.values()), ddof=1):.1f}" if len(found) > 1 else ""
-            cells.append(f"{np.mean(list(found.values())):.1f}{spread}")
+        cells = [mean_and_deviation(x.values(), 1) for x in _by_epsilon(given, rows, arm)]
         body.append((ARMS[arm].title, *cells))
     return records.markdown_table(_header(given), body)
 

@@ -20,6 +20,7 @@ from experiments.models import efficientnet_lite
 from experiments.models.efficientnet_lite import Network
 from experiments.models.torch_weights import read_torch_weights
 from experiments.run_once import record_once
+from experiments.spreads import mean_and_deviation
 from experiments.transfer.image_inputs import ImageProblem, load_activations, pool
 from experiments.transfer.image_models import block_logits, probe_logits, trained_layers
 from experiments.transfer.training import (
@@ -235,7 +236,7 @@ def _page(
             [
                 name,
                 "not private" if row.epsilon is None else f"{row.epsilon:g}",
-                _spread([run["accuracy"] for run in row.runs]),
+                mean_and_deviation(run["accuracy"] for run in row.runs),
                 str(len(row.runs)),
                 f"{row.rate:g}",
                 str(row.arm.batch),
@@ -270,9 +271,3 @@ def _page(
     if stated is not None:
         lines += ["", "The guarantee of a probe at the largest ε:", "", "```text", stated, "```"]
     return "\n".join(lines) + "\n"
-
-
-def _spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"

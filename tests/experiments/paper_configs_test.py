@@ -19,10 +19,10 @@ from dpoptax.training import (
 from dpoptax.training.cli.main import main
 from experiments.config import CLIPS, DIRECTIONS, SCHEDULES, load_experiments, settings_of
 from experiments.data import PUBLISHED
+from experiments.image_benchmark.page_groups import points
 from experiments.methods import CorrelatedNoise, HypersphericalClip
 from experiments.models import MODELS
 from experiments.models.published_models import PUBLISHED_MODELS
-from experiments.reports.paper_runs import points
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
@@ -207,9 +207,9 @@ def test_figure_7_uses_options_of_de_et_al():
     base, disk = ROWS["disk/figure_7:base"], ROWS["disk/figure_7:disk"]
     assert base.parameter_ema == disk.parameter_ema == 0.99999
     assert (base.method.multiplicity, disk.method.multiplicity) == (4, 4)
-    assert (points(base), points(disk)) == (4, 8)
+    assert (points(base.method), points(disk.method)) == (4, 8)
     plain = [ROWS[f"disk/figure_7:{name}_plain"] for name in ("base", "disk")]
-    assert [points(row) for row in plain] == [1, 2]
+    assert [points(row.method) for row in plain] == [1, 2]
 
 
 @pytest.mark.slow

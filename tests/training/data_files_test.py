@@ -59,10 +59,9 @@ def test_data_sets_with_same_file_names_share_a_directory(tmp_path):
 
 
 @pytest.mark.parametrize("archive", [True, False])
-@pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("num_classes", [10, 100])
-def test_reads_cifar(tmp_path, num_classes, binary, archive):
-    splits = write_cifar(tmp_path, num_classes, binary=binary, archive=archive)
+def test_reads_cifar(tmp_path, num_classes, archive):
+    splits = write_cifar(tmp_path, num_classes, archive=archive)
     dataset = load_published(f"cifar{num_classes}", tmp_path)
     assert dataset.num_classes == num_classes
     for split, (images, labels) in zip((dataset.train, dataset.test), splits.values(), strict=True):
@@ -121,13 +120,13 @@ def test_damaged_archive_is_reported(tmp_path):
 
 
 def test_missing_or_truncated_batch_is_reported(tmp_path):
-    write_cifar(tmp_path, 10, binary=True, archive=False)
-    path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
+    write_cifar(tmp_path, 10, archive=False)
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match=r"data_batch_3.bin.*30729 bytes .*3073-byte records"):
+    with pytest.raises(ConfigError, match=r"data_batch_3 cannot be read.*not a pickled batch"):
         load_published("cifar10", tmp_path)
     path.unlink()
-    with pytest.raises(ConfigError, match=r"cifar-10-batches-bin cannot.*lacks data_batch_3.bin"):
+    with pytest.raises(ConfigError, match=r"cifar-10-batches-py cannot.*lacks data_batch_3"):
         load_published("cifar10", tmp_path)
 
 

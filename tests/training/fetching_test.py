@@ -154,7 +154,7 @@ def test_all_data_sets_share_one_directory(server, tmp_path):
 
 def test_does_not_fetch_data_present_in_another_form(server, tmp_path):
     write_mnist(tmp_path / "MNIST" / "raw", zipped=False)
-    write_cifar(tmp_path, 10, binary=True, archive=False)
+    write_cifar(tmp_path, 10, archive=False)
     write_glue(tmp_path, "sst2")
     write_imagenet(tmp_path)
     before = contents(tmp_path)

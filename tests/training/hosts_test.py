@@ -25,7 +25,6 @@ import dpoptax
 from dpoptax.training import fit, hosts, load_params
 from dpoptax.training.cli.main import main
 from dpoptax.training.data import load_digits, streaming
-from dpoptax.training.run import devices
 
 pytestmark = pytest.mark.slow
 
@@ -202,7 +201,7 @@ def _by_hand(run, grad_fn, data, mesh):
 def run_as_two_hosts(folder):
     """Runs in each of two processes: training, half of a run, and configs that are refused."""
     parallel = ("--parallel", "hosts")
-    mesh = devices.start("hosts")
+    mesh = hosts.start("hosts")
     rank = jax.process_index()
     told = {"keys": _refused_keys(), "fit": _fitted(folder / "fit", mesh)}
     told["different"] = {

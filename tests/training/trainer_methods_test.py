@@ -18,7 +18,7 @@ from dpoptax.training.classifier import MLP
 from dpoptax.training.planning import plan_run, text
 from dpoptax.training.run import seeds
 from dpoptax.training.run.program import RunProgram
-from dpoptax.training.run.step_keys import step_key
+from dpoptax.training.run.seeds import step_key
 from dpoptax.training.run.training_loop import TrainingLoop
 from experiments.augmentations import flipped, shifted
 from experiments.config import ExperimentConfig
@@ -126,7 +126,7 @@ def test_adaptive_clip_count_uses_share_of_gradient_budget():
     # The released gradient has the noise of σ/√(1 − ρ).
     config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
     program, params = RunProgram(config.task(), key=jax.random.key(0)), jnp.zeros(40_000)
-    release, clip = program.noise(), program.clip
+    release, clip = program.noise(), program.task.applied_clip
     state = release.init(params)
     reference = dpoptax.gradient_points(state, params).reference
     pair = dpoptax.extend.CountedGradient(params, jnp.zeros(()))

@@ -9,7 +9,7 @@ from typing import Any
 import tyro
 
 import dpoptax
-from dpoptax.training import named_configs
+from dpoptax.training import hosts, named_configs
 from dpoptax.training.cli.options import (
     AuditOptions,
     CompareArguments,
@@ -24,7 +24,7 @@ from dpoptax.training.cli.options import (
 )
 from dpoptax.training.config import Config, load_config
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import devices, records
+from dpoptax.training.run import records
 from dpoptax.training.run.announcer import Announcer, say
 
 # Each command imports its own modules, so that it starts quickly.
@@ -41,7 +41,7 @@ def _train(arguments: list[str]) -> int:
         prog=f"dpoptax train {path}",
         description=f"Train the config of {path}. Every argument of it is an option.",
     )
-    mesh = devices.start(given.parallel)  # first, because hosts must join before any use of JAX
+    mesh = hosts.start(given.parallel)  # first, because hosts must join before any use of JAX
     if seed_of(config) is not None and config.task().is_private:
         warnings.warn(
             "`seed` can be read in the config or the command, and the noise follows from it. Omit "
@@ -129,7 +129,7 @@ def _price(options: list[str]) -> int:
         description="Compute the noise, or ε, of a run from its numbers, without a config.",
     ).plan()
     print(plan)
-    print(f"  attacks  {planning.attacks_text(*planning.attacks(plan.guarantee()), 'example')}")
+    print(f"  attacks  {planning.attacks_text(plan.guarantee())}")
     return 0
 
 

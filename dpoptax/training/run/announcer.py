@@ -11,7 +11,6 @@ PATIENCE = 1.0
 """Seconds after which a phase is announced."""
 
 _SAYS = {
-    "devices": "waiting for devices",
     "data": "loading data",
     "accounting": "computing noise and ε",
     "init": "initializing parameters and optimizer",

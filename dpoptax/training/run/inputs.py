@@ -1,20 +1,21 @@
 """Checks the arguments of `dpoptax.training.fit` and moves arrays to devices."""
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import check_rows
+from dpoptax.training import hosts
 from dpoptax.training.data import streaming
-from dpoptax.training.loss_arguments import takes_key
-from dpoptax.training.run.devices import Devices
 from dpoptax.training.task import PlainPlan
 from dpoptax.users import UserTable
 
@@ -64,21 +65,21 @@ def check_automatic(mesh: Mesh | None) -> None:
         )
 
 
-def devices_of(mesh: Mesh | None) -> Devices:
-    """Returns the devices of a mesh with automatic axes.
+def automatic(mesh: Mesh | None) -> Mesh | None:
+    """Returns the mesh with automatic axes.
 
     Raises:
         ValueError: The mesh has no axis "data".
     """
     if mesh is None:
-        return Devices()
+        return None
     names = mesh.axis_names
     if "data" not in names:
         raise ValueError(f"`mesh` must have an axis 'data' for the examples, got the axes {names}.")
-    return Devices(Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names)))
+    return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def on_devices(name: str, tree: Any, place: Devices) -> Any:
+def on_devices(name: str, tree: Any, mesh: Mesh | None) -> Any:
     """Copies arrays to the devices, sharded or replicated, for a step that donates them.
 
     Raises:
@@ -91,7 +92,28 @@ def on_devices(name: str, tree: Any, place: Devices) -> Any:
                 f"{jax.tree_util.keystr(path) or 'its root'}. Split arrays from everything else, "
                 "such as with eqx.partition or nnx.split."
             )
-    return copied(place.distribute(jax.tree.map(_strongly_typed, tree)))
+    return copied(_distribute(jax.tree.map(_strongly_typed, tree), mesh))
+
+
+def _distribute(tree: Any, mesh: Mesh | None) -> Any:
+    """Places arrays, which must be equal on all hosts, on every device.
+
+    Arrays that are sharded over the mesh stay sharded. All others are replicated.
+    """
+    if mesh is None:
+        return jax.device_put(tree)
+
+    def sharding(x: Any) -> NamedSharding:
+        given = x.sharding if isinstance(x, jax.Array) else None
+        if (
+            isinstance(given, NamedSharding)
+            and given.mesh.axis_names == mesh.axis_names
+            and np.array_equal(given.mesh.devices, mesh.devices)
+        ):
+            return NamedSharding(mesh, given.spec)
+        return NamedSharding(mesh, P())
+
+    return jax.tree.map(lambda x: hosts.place(x, sharding(x)), tree)
 
 
 def _strongly_typed(x: Any) -> jax.Array:
@@ -144,7 +166,7 @@ def checked_data(
     data: streaming.Source,
     plan: "dpoptax.PrivacyPlan | PlainPlan",
     users: UserTable | None,
-    place: Devices,
+    mesh: Mesh | None,
 ) -> streaming.Source:
     """Checks the data and moves them to the host if several devices share a batch.
 
@@ -165,6 +187,52 @@ def checked_data(
             f"`data` must be finite in float32, got NaN, infinity or a larger number in {found} of "
             f"{checked} examples. Remove these examples, whose gradients would count as zero."
         )
-    if place.mesh is None:
+    if mesh is None:
         return data
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
+
+
+def takes_key(loss_fn: Callable[..., Any] | None) -> bool:
+    """Returns whether a loss requires a third positional argument.
+
+    Raises:
+        TypeError: `loss_fn` is not a function.
+    """
+    if not callable(loss_fn):
+        raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
+    return _required(loss_fn) > 2
+
+
+def takes_state(evaluate: Callable[..., Any]) -> bool:
+    """Returns whether `evaluate` requires the state of the optimizer next to the parameters.
+
+    Raises:
+        TypeError: `evaluate` is not a function.
+    """
+    if not callable(evaluate):
+        raise TypeError(f"`evaluate` must be a function of the parameters, got {evaluate!r}.")
+    return _required(evaluate) > 1
+
+
+def requires_key(grad_fn: Callable[..., Any]) -> bool:
+    """Returns whether a given gradient requires the keyword `key`.
+
+    Raises:
+        TypeError: `grad_fn` is not a function.
+    """
+    if not callable(grad_fn):
+        raise TypeError(
+            f"`grad_fn` must be a function from `dpoptax.clipped_grad`, got {grad_fn!r}."
+        )
+    key = inspect.signature(grad_fn).parameters.get("key")
+    return key is not None and key.default is key.empty
+
+
+def _required(function: Callable[..., Any]) -> int:
+    """Returns the number of required positional arguments, except `frozen`."""
+    return sum(
+        parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and name != "frozen"
+        for name, parameter in inspect.signature(function).parameters.items()
+    )

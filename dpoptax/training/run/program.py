@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 import dpoptax
 from dpoptax.runs import (
@@ -27,17 +28,15 @@ from dpoptax.runs import (
 )
 from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
-from dpoptax.training.loss_arguments import requires_key, takes_key, takes_state
-from dpoptax.training.run import devices, inputs, records, seeds
+from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.feeding import Loaded
+from dpoptax.training.run.feeding import Fed, batch_shapes
 from dpoptax.training.run.step import (
     TrainingStep,
     on_one_device,
     optimizer_digest,
     program_digest,
 )
-from dpoptax.training.run.step_keys import step_keys
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
 _DIGEST = "`{}`, with everything that it closes over,"
@@ -49,43 +48,34 @@ class RunProgram:
 
     Attributes:
         task: The task, with arrays on the devices.
-        place: The devices.
+        mesh: Devices along an axis "data" that share each batch. None: one device.
         key: The noise key. By default a constant one, for programs that do not depend on it.
     """
 
     task: Task
-    place: devices.Devices = dataclasses.field(default_factory=devices.Devices)
+    mesh: Mesh | None = None
     key: jax.Array = dataclasses.field(
         default_factory=lambda: key_of_words(np.zeros(2, np.uint32)), repr=False
     )
-
-    @property
-    def clip(self) -> dpoptax.Clip | float | None:
-        """The clip; None for plain gradients, or if a given gradient has its own."""
-        task = self.task
-        plain = isinstance(task.plan, PlainPlan) and task.plan.noise is None
-        if plain or task.grad_fn is not None:
-            return None if plain else task.clip
-        return 1.0 if task.clip is None else task.clip
 
     @functools.cached_property
     def random(self) -> bool:
         """Whether the loss takes a key."""
         task = self.task
         if task.grad_fn is not None:
-            return requires_key(task.grad_fn)
-        return takes_key(task.loss_fn)
+            return inputs.requires_key(task.grad_fn)
+        return inputs.takes_key(task.loss_fn)
 
     def noise(self) -> optax.GradientTransformation | None:
         """Returns the noise stage, or None without noise."""
         plan = self.task.plan
         if isinstance(plan, PlainPlan):
             return None if plan.noise is None else plan.noise(self.key)
-        return noise_stage(plan, self.key, self.clip)
+        return noise_stage(plan, self.key, self.task.applied_clip)
 
     def following(self) -> list[optax.GradientTransformation]:
         """Returns the transforms after the noise."""
-        keys = [step_keys(seeds.random_key(self.key))] if self.random else []
+        keys = [seeds.step_keys(seeds.random_key(self.key))] if self.random else []
         return [*keys, self.task.optimizer]
 
     def chain(self) -> optax.GradientTransformation:
@@ -96,21 +86,13 @@ class RunProgram:
     def first_state(self, params: Any, key: jax.Array | None = None) -> Any:
         """Returns the initial state of the chain on the devices, or of that of another key."""
         program = self if key is None else dataclasses.replace(self, key=key)
-        return inputs.on_devices("optimizer", program.chain().init(params), self.place)
+        return inputs.on_devices("optimizer", program.chain().init(params), self.mesh)
 
     def step(self) -> TrainingStep:
         """Returns the training step."""
-        task = self.task
-        return TrainingStep(
-            task.loss_fn,
-            self.clip,
-            self.chain(),
-            task.plan.sampler.batch_size,
-            per_user=task.users is not None,
-            microbatch_size=task.microbatch_size,
-            param_specs=inputs.param_specs(task.params),
-            grad_fn=task.grad_fn,
-        )
+        # Programs are kept for other runs, and must not keep data.
+        task = dataclasses.replace(self.task, data=None, frozen=None, evaluate=None)
+        return TrainingStep(task, self.chain())
 
     def sampler(self, opt_state: Any) -> Sampler:
         """Returns the sampler of the run with this optimizer state, with its seed."""
@@ -122,7 +104,7 @@ class RunProgram:
     def shown(self, params: Any, opt_state: Any) -> tuple[Any, ...]:
         """Returns the arguments of `evaluate`."""
         evaluate = self.task.evaluate
-        if evaluate is not None and takes_state(evaluate):
+        if evaluate is not None and inputs.takes_state(evaluate):
             return params, opt_state[-1]  # not the noise, with its key
         return (averaged(params, opt_state),)
 
@@ -156,16 +138,17 @@ class RunProgram:
 
     def _program(self, args: Any) -> dict[str, Any]:
         """Returns the data, the optimizer and the program of the gradient."""
-        task, mesh, step = self.task, self.place.mesh, self.step()
+        task, mesh, step = self.task, self.mesh, self.step()
         found = {
             **data_of(task.data, task.frozen, whole=False),
             "`optimizer`": Hidden(optimizer_digest(task.optimizer, args[0][0])),
         }
-        if step.grad_fn is None:
+        if task.grad_fn is None:
+            clip = task.applied_clip
             return {
                 **found,
-                "`clip`": step.clip if isinstance(step.clip, int | float) else repr(step.clip),
-                "`microbatch_size`": step.microbatch_size,
+                "`clip`": clip if isinstance(clip, int | float) else repr(clip),
+                "`microbatch_size`": task.microbatch_size,
                 _DIGEST.format("loss_fn"): Hidden(program_digest(step, args)),
             }
         if mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
@@ -189,20 +172,13 @@ class RunProgram:
         """Returns shapes and types of the arguments of a step on one device."""
         task, rows = self.task, self.task.plan.sampler.padded_size
         state = jax.eval_shape(lambda p: (p, self.chain().init(p)), task.params)
-        lead: tuple[int, ...] = (rows,)
-        if task.users is not None:
-            lead = (rows, task.users.records_per_user)
         example = task.data
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(example)):
             example = streaming.read(task.data, np.zeros(1, np.int64))
-        batch = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype), example
-        )
-        if task.users is not None:
-            batch = batch, jax.ShapeDtypeStruct(lead, np.bool_)
+        batch = batch_shapes(example, rows, task.users)
         indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (np.int32, np.bool_))
         frozen = jax.eval_shape(lambda x: x, task.frozen)
-        return state, Loaded(batch, indices), mask, frozen
+        return state, Fed(batch, indices), mask, frozen
 
 
 def noise_values(plan: dpoptax.PrivacyPlan | PlainPlan, key: jax.Array) -> Mapping[str, Any]:

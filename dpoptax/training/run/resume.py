@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 import dpoptax
 from dpoptax.runs import OtherRunError, RunIdentity, differing
 from dpoptax.sampling import Sampler
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import devices, records
+from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 
 METRICS = "metrics.jsonl"
@@ -122,16 +123,16 @@ def as_shown(
     return checked
 
 
-def rounding(sampler: Sampler, place: devices.Devices, *, exact: bool) -> dict[str, Any]:
+def rounding(sampler: Sampler, mesh: Mesh | None, *, exact: bool) -> dict[str, Any]:
     """Returns the values that decide how the sums of a run are rounded.
 
     These are the rows of a batch and the number of devices above eight, which lower the clipping
     bound slightly; the kind of device; and the package versions. If every bit counts (`exact`),
     they include any number of devices and hosts, which change the order of additions.
     """
-    shards = 1 if place.mesh is None else place.mesh.size
+    shards = 1 if mesh is None else mesh.size
     rows = -(-sampler.padded_size // shards) * shards
-    device = jax.devices()[0] if place.mesh is None else place.mesh.devices.flat[0]
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     return {
         "rows": rows,
         "devices": shards if exact else max(shards, _FEW),

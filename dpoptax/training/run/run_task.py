@@ -18,7 +18,6 @@ from dpoptax.runs import (
     settings,
     shared_key,
 )
-from dpoptax.training.loss_arguments import takes_state
 from dpoptax.training.run import inputs, records
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.context import Log, Record, open_context
@@ -75,11 +74,11 @@ def run_task(
     write further files while the folder is locked.
     """
     _check_arguments(task, mesh)
-    place = inputs.devices_of(mesh)
+    mesh = inputs.automatic(mesh)
     progress = progress and jax.process_index() == 0
     phases = Announcer(say if progress else None)
     with phases("data"):
-        data = inputs.checked_data(task.data, task.plan, task.users, place)
+        data = inputs.checked_data(task.data, task.plan, task.users, mesh)
     with phases("accounting"):
         steps = task.steps
     workdir = None if workdir is None else Path(workdir)
@@ -91,10 +90,10 @@ def run_task(
         key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
         with phases("init"):
             placed = {
-                name: inputs.on_devices(name, getattr(task, name), place)
+                name: inputs.on_devices(name, getattr(task, name), mesh)
                 for name in ("frozen", "params")
             }
-            program = RunProgram(dataclasses.replace(task, data=data, **placed), place, key)
+            program = RunProgram(dataclasses.replace(task, data=data, **placed), mesh, key)
             first = State(0, program.task.params, program.first_state(program.task.params))
             # Only shapes are needed from now on, so a restored state can replace the arrays.
             shapes = inputs.shapes_of(program.task.params)
@@ -135,7 +134,7 @@ def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
     if task.evaluate is not None:
-        takes_state(task.evaluate)  # raises if it is not a function
+        inputs.takes_state(task.evaluate)  # raises if it is not a function
     if task.grad_fn is not None:
         inputs.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
         inputs.check_automatic(mesh)

@@ -14,8 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import digest_of, traced
-from dpoptax.training.run.feeding import Loaded, Resident
-from dpoptax.training.run.step_keys import step_key
+from dpoptax.training.run.feeding import Fed
+from dpoptax.training.run.inputs import param_specs
+from dpoptax.training.run.seeds import step_key
+from dpoptax.training.task import Task
 from dpoptax.users import per_user_loss
 
 # In bytes. Programs with larger constants are not compared.
@@ -28,36 +30,21 @@ CompiledStep: TypeAlias = Callable[..., tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStep:
-    """The training step of a run.
+    """The training step of a task.
 
     Attributes:
-        loss_fn: `loss_fn(params, example)`, the scalar loss of one example. It may take a key as a
-            third argument. It gets the keyword `frozen` unless that is None. None: see `grad_fn`.
-        clip: As for `clipped_grad`. None: plain gradients, for training without privacy.
+        task: The task. Of its parameters, only the shardings are used.
         optimizer: The whole chain, including the noise.
-        batch_size: Expected number of examples. Sums without a clip are divided by it.
-        per_user: Whether each row of a batch is a user with several examples.
-        microbatch_size: As for `clipped_grad`.
-        param_specs: As for `clipped_grad`.
-        grad_fn: `grad_fn(points, batch, mask)` returns the `ClippedSum`. It may take keys and
-            `frozen`, as for `fit`. If it is given, it replaces the loss and its options, and a
-            `clip` is only compared with that of the sum.
     """
 
-    loss_fn: Callable[..., Any] | None
-    clip: dpoptax.Clip | float | None
+    task: Task
     optimizer: optax.GradientTransformation
-    batch_size: int
-    per_user: bool = False
-    microbatch_size: int | None = None
-    param_specs: Any = None
-    grad_fn: Callable[..., Any] | None = None
 
     def __call__(
         self,
         params: Any,
         opt_state: Any,
-        batch: Resident | Loaded,
+        batch: Fed,
         mask: jax.Array,
         frozen: Any,
         *,
@@ -71,22 +58,23 @@ class TrainingStep:
 
     def gradient(self, frozen: Any, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Any]:
         """Returns `gradient(params, opt_state, examples, mask, indices)`."""
-        given = self.loss_fn if self.grad_fn is None else self.grad_fn
+        task, clip = self.task, self.task.applied_clip
+        given = task.loss_fn if task.grad_fn is None else task.grad_fn
         assert given is not None
         if frozen is not None:
             given = functools.partial(given, frozen=frozen)
-        if self.grad_fn is not None:
+        if task.grad_fn is not None:
             grad_fn = given
         else:
-            loss = per_user_loss(given) if self.per_user else given
-            if self.clip is None:
+            loss = given if task.users is None else per_user_loss(given)
+            if clip is None:
                 return self._plain_gradient(loss, mesh)
             grad_fn = dpoptax.clipped_grad(
                 loss,
-                self.clip,
-                microbatch_size=self.microbatch_size,
+                clip,
+                microbatch_size=task.microbatch_size,
                 mesh=mesh,
-                param_specs=self.param_specs,
+                param_specs=param_specs(task.params),
             )
 
         def gradient(
@@ -97,8 +85,8 @@ class TrainingStep:
             randomness = {} if key is None else {"key": key, "ids": indices}
             found = grad_fn(points, batch, mask, **randomness)
             clipped = found[0] if isinstance(found, tuple) else found
-            if self.grad_fn is not None and self.clip is not None:
-                _check_clip(clipped, self.clip)
+            if task.grad_fn is not None and clip is not None:
+                _check_clip(clipped, clip)
             return clipped
 
         return gradient
@@ -113,7 +101,7 @@ class TrainingStep:
             def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
                 return jax.grad(total_loss)(params, batch, mask), None
 
-            return dpoptax.extend.in_microbatches(sums, self.microbatch_size)(batch, mask)[0]
+            return dpoptax.extend.in_microbatches(sums, self.task.microbatch_size)(batch, mask)[0]
 
         if mesh is not None:
             local = whole
@@ -130,7 +118,8 @@ class TrainingStep:
         ) -> Any:
             total = whole(params, batch, mask)
             # Divide by the expected batch size, like the private gradient.
-            return jax.tree.map(lambda leaf: leaf / self.batch_size, total)
+            size = self.task.plan.sampler.batch_size
+            return jax.tree.map(lambda leaf: leaf / size, total)
 
         return gradient
 
@@ -197,7 +186,7 @@ def on_one_device(args: Any, rows: int) -> Any:
     examples = jax.eval_shape(lambda batch: batch.examples(), batch)
     shared = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype),
-        (Loaded(examples, batch.indices), mask),
+        (Fed(examples, batch.indices), mask),
     )
     return jax.eval_shape(lambda *args: args, state, *shared, frozen)
 
@@ -209,7 +198,7 @@ def program_digest(step: TrainingStep, args: Any) -> str:
         step: The step.
         args: From `on_one_device`.
     """
-    step = dataclasses.replace(step, param_specs=None)
+    step = dataclasses.replace(step, task=dataclasses.replace(step.task, params=None))
     return digest_of(traced(lambda state, *rest: step(*state, *rest), *args))
 
 
@@ -235,7 +224,7 @@ def compiled_step(
         training_step: The step. Its optimizer state contains the noise key and the learning rate,
             so runs that differ only in these share a program.
         args: `((params, opt_state), batch, mask, frozen)`. Only shapes and types are used, and the
-            shardings of the first and the last. The batch is a `Resident` or a `Loaded`.
+            shardings of the first and the last. The batch is a `Fed`.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.run import records, resume, seeds
 from dpoptax.training.run.announcer import PATIENCE
 from dpoptax.training.run.context import Context, Record
-from dpoptax.training.run.feeding import Feed
+from dpoptax.training.run.feeding import Fed, feed
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.program import RunProgram, bounds
 from dpoptax.training.run.step import compiled_step, on_one_device
@@ -78,7 +79,7 @@ class TrainingLoop:
             restored = self._restore()
         self.last = max(self.state.done, steps)
         with phases("compile"):
-            self._step = compiled_step(program.step(), self._arguments(), program.place.mesh)
+            self._step = compiled_step(program.step(), self._arguments(), program.mesh)
         if restored:
             self._announce()
         task = program.task
@@ -91,10 +92,10 @@ class TrainingLoop:
             self.save(wait=True)
         self._feed = self._feed_of(self.state.opt_state)
 
-    def _feed_of(self, opt_state: Any) -> Feed:
+    def _feed_of(self, opt_state: Any) -> Callable[[int], tuple[Fed, Any]]:
         """Returns the batches of the run with this optimizer state."""
         program, task = self.program, self.program.task
-        return Feed(program.sampler(opt_state), task.data, program.place, users=task.users)
+        return feed(program.sampler(opt_state), task.data, program.mesh, task.users)
 
     def _arguments(self) -> Any:
         """Returns the arguments of a step."""
@@ -106,7 +107,7 @@ class TrainingLoop:
         args = on_one_device(self._arguments(), sampler.padded_size)
         identity = RunIdentity(
             {**settings(), **program.identity(sampler, args)},
-            resume.rounding(sampler, program.place, exact=program.task.plan.fixed_point),
+            resume.rounding(sampler, program.mesh, exact=program.task.plan.fixed_point),
         )
         if (begun := self.context.begun) is not None and self.context.checkpoints is not None:
             workdir = self.context.checkpoints.directory.parent

@@ -57,7 +57,7 @@ def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True
         begun = _begun(configs, sweep)
         ready = prepare(configs, sweep, begun["seed"], progress=progress)
         priced = {"The noise of each trial": Hidden(records.to_json(ready.price))}
-        identity = RunIdentity({**_sums(configs, ready), **priced})
+        identity = RunIdentity({**_options(configs, sweep), **_sums(configs, ready), **priced})
         identity.check_continues(
             begun.setdefault("identity", identity.record()), f"the sweep in {sweep.workdir}"
         )
@@ -250,26 +250,31 @@ def table(results: SweepResult) -> str:
 
 
 def _begun(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
-    """Returns the identity and the seed of the sweep, from its directory if it was started."""
+    """Returns the seed of the sweep, with its identity if its directory holds it.
+
+    Raises:
+        OtherRunError: The directory holds a sweep with other options or config files.
+    """
+    path = sweep.workdir / "sweep.json"
+    if not path.is_file():
+        return {"seed": secrets.randbits(256)}
+    begun: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    options = RunIdentity(_options(configs, sweep))
+    options.check_continues(begun["identity"], f"the sweep in {sweep.workdir}", part=True)
+    return begun
+
+
+def _options(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
+    """Returns the options of a sweep and its configs, as parts of its identity."""
     given = {
-        name: value
+        f"`{name}`": value
         for name, value in dataclasses.asdict(sweep).items()
         if name not in ("workdir", "processes")
     }
     described = {name: config.described() for name, config in configs.items()}
-    files = {name: config.digest for name, config in configs.items()}
-    identity = records.plain({"sweep": given, "configs": described, "files": files})
-    path = sweep.workdir / "sweep.json"
-    if not path.is_file():
-        return {**identity, "seed": secrets.randbits(256)}
-    begun: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if identity != {name: begun[name] for name in identity}:
-        raise ConfigError(
-            f"`workdir` must hold this sweep or none, got {path} of a sweep with other settings or "
-            "other config files. "
-            "The trials of that sweep are not part of this ε. Use another workdir."
-        )
-    return begun
+    found: dict[str, Any] = records.plain({**given, "`configs`": described})
+    files = {f"The config file of {n}": Hidden(config.digest) for n, config in configs.items()}
+    return {**found, **files}
 
 
 def _drawn(
