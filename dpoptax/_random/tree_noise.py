@@ -1,18 +1,19 @@
 """Draws the noise of a pytree, each number once, with few kernels, which compile fast."""
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._random import box_muller
 from dpoptax._random.keys import check_threefry_key, split
 from dpoptax._support.tree import PyTree, float32_at_least
-from dpoptax._support.xla import materialize, once, opaque_integers, out_sharding, unstack
+from dpoptax._support.xla import materialize, once, out_sharding, unstack
 
 # Leaves with at most this many numbers are drawn together, as one vector. For larger ones, the
 # vector costs an extra pass through memory. Measured by hand on one x86 CPU.
@@ -76,11 +77,11 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
     """Returns the tree of noisy(leaf, noise of the leaf).
 
     Each large leaf is drawn with the key of its number. All small leaves are parts of one vector,
-    which is drawn with the key of the first of them. So the bits depend only on the key and on the
-    shapes and dtypes of the tree.
+    in the order of their shapes, which is drawn with the key of the first of them. So the bits
+    depend only on the key and on the shapes and dtypes of the tree.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    small = [i for i, leaf in enumerate(leaves) if _is_small(leaf)]
+    small = _by_shape([i for i, leaf in enumerate(leaves) if _is_small(leaf)], leaves)
     large = [i for i, leaf in enumerate(leaves) if not _is_small(leaf)]
     numbers = large + small[:1]
     keys = unstack(split(key, np.array(numbers)))[0] if numbers else []
@@ -98,19 +99,29 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
     return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
 
 
+def _by_shape(numbers: list[int], leaves: Sequence[jax.Array]) -> list[int]:
+    """Returns the numbers of leaves, with those of the same shape side by side."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i in numbers:
+        groups.setdefault(leaves[i].shape, []).append(i)
+    return list(itertools.chain.from_iterable(groups.values()))
+
+
 def _is_small(leaf: jax.Array) -> bool:
     return leaf.size <= _MAX_SIZE_TOGETHER and float32_at_least(leaf) == jnp.float32
 
 
 def _cut(vector: jax.Array, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """Returns consecutive parts of a vector, with the shapes and shardings of leaves."""
-    numbers: list[int] = np.cumsum([0, *(leaf.size for leaf in leaves)]).tolist()
-    starts: Sequence[int | jax.Array] = numbers
-    if isinstance(vector, jax.core.Tracer):  # one kernel for all leaves of a shape
-        starts = opaque_integers(numbers)
-    parts = []
-    for start, leaf in zip(starts, leaves, strict=False):
-        part = lax.dynamic_slice_in_dim(vector, start, leaf.size).reshape(leaf.shape)
-        sharding = out_sharding(leaf)
-        parts.append(part if sharding is None else jax.sharding.reshard(part, sharding))
-    return parts
+    stacks, start = [], 0
+    # One kernel serves all leaves of a shape, if they are slices of one stack.
+    for shape, group in itertools.groupby(leaf.shape for leaf in leaves):
+        count = len(list(group))
+        end = start + count * math.prod(shape)
+        stacks.append(vector[start:end].reshape(count, *shape))
+        start = end
+    parts = itertools.chain.from_iterable(unstack(*stacks))
+    return [
+        part if (sharding := out_sharding(leaf)) is None else jax.sharding.reshard(part, sharding)
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
