@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from dpoptax._random import box_muller
 from dpoptax._random.keys import check_threefry_key, split
 from dpoptax._support.tree import PyTree, float32_at_least
-from dpoptax._support.xla import materialize, once, out_sharding, unstack
+from dpoptax._support.xla import materialize, on_each_device, once, out_sharding, unstack
 
 # Leaves with at most this many numbers are drawn together, as one vector. For larger ones, the
 # vector costs an extra pass through memory. Measured by hand on one x86 CPU.
@@ -92,10 +92,18 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
 
     found = dict(zip(large, once(draw, key) if large else (), strict=True))
     if small:
-        size = sum(leaves[i].size for i in small)
-        vector = materialize(noise.vector(keys[-1], size), jnp.number)
-        parts = _cut(vector, [leaves[i] for i in small])
-        found |= {i: noisy(leaves[i], part) for i, part in zip(small, parts, strict=True)}
+        shapes = [leaves[i].shape for i in small]
+
+        def draw_parts(key: jax.Array) -> list[jax.Array]:
+            vector = noise.vector(key, sum(map(math.prod, shapes)))
+            return _cut(materialize(vector, jnp.number), shapes)
+
+        traced = isinstance(key, jax.core.Tracer)
+        draw_all = on_each_device(draw_parts, leaves) if traced else draw_parts
+        parts = draw_all(keys[-1])
+        found |= {
+            i: noisy(leaves[i], _placed(x, leaves[i])) for i, x in zip(small, parts, strict=True)
+        }
     return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
 
 
@@ -111,17 +119,18 @@ def _is_small(leaf: jax.Array) -> bool:
     return leaf.size <= _MAX_SIZE_TOGETHER and float32_at_least(leaf) == jnp.float32
 
 
-def _cut(vector: jax.Array, leaves: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns consecutive parts of a vector, with the shapes and shardings of leaves."""
+def _cut(vector: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """Returns consecutive parts of a vector, of the given shapes."""
     stacks, start = [], 0
     # One kernel serves all leaves of a shape, if they are slices of one stack.
-    for shape, group in itertools.groupby(leaf.shape for leaf in leaves):
+    for shape, group in itertools.groupby(shapes):
         count = len(list(group))
         end = start + count * math.prod(shape)
         stacks.append(vector[start:end].reshape(count, *shape))
         start = end
-    parts = itertools.chain.from_iterable(unstack(*stacks))
-    return [
-        part if (sharding := out_sharding(leaf)) is None else jax.sharding.reshard(part, sharding)
-        for part, leaf in zip(parts, leaves, strict=True)
-    ]
+    return list(itertools.chain.from_iterable(unstack(*stacks)))
+
+
+def _placed(part: jax.Array, leaf: jax.Array) -> jax.Array:
+    sharding = out_sharding(leaf)
+    return part if sharding is None else jax.sharding.reshard(part, sharding)

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,26 @@ def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
     """
     sharding = jax.typeof(x).sharding
     return sharding if any(axis is not None for axis in sharding.spec) else None
+
+
+def on_each_device(
+    function: Callable[[jax.Array], Tree], like: Sequence[jax.Array]
+) -> Callable[[jax.Array], Tree]:
+    """Returns `function`, computed completely on each device that holds parts of arrays.
+
+    Otherwise XLA may shard its results, and exchange parts where they are used. The type of an
+    array contains its mesh, even if the axes are automatic and the type does not show the sharding.
+    """
+    kinds: list[Any] = [jax.typeof(x) for x in like]
+    around = jax.sharding.get_abstract_mesh()
+    mesh = next((x.sharding.mesh for x in kinds if not x.sharding.mesh.empty), around)
+    if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
+        return function
+    whole = jax.sharding.PartitionSpec()
+    mapped: Callable[[jax.Array], Tree] = jax.shard_map(
+        function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False
+    )
+    return mapped
 
 
 def places(
