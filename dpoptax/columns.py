@@ -112,8 +112,9 @@ def release_counts(
       users: the owner of each row, if ε shall be about users.
 
     Raises:
-      ValueError: `bins` has no column, edges that do not increase, or a word twice; columns have
-        other lengths; or σ is not positive, or too small or large for the number of rows.
+      ValueError: `bins` has no column, edges that do not increase, or a word twice; a column has
+        another length, or text for edges; or σ is not positive, or too small or large for the
+        number of rows.
       KeyError: `columns` lacks a column.
 
     >>> import dpoptax
@@ -130,7 +131,7 @@ def release_counts(
     places = {name: _checked(name, each) for name, each in bins.items()}
     if not places:
         raise ValueError("`bins` must have a column, got none.")
-    cells = {name: _cells(columns[name], each) for name, each in places.items()}
+    cells = {name: _cells(name, columns, each) for name, each in places.items()}
     rows = len(next(iter(cells.values()))) if users is None else users.num_records
     for name, found in cells.items():
         if found.shape != (rows,):
@@ -187,11 +188,19 @@ def _checked(name: str, bins: Bins) -> tuple[Any, ...]:
     return tuple(edges.tolist())
 
 
-def _cells(column: Any, bins: tuple[Any, ...]) -> np.ndarray:
-    """Returns the place of each value's count."""
+def _cells(name: str, columns: Mapping[str, Any], bins: tuple[Any, ...]) -> np.ndarray:
+    """Returns the place of the count of each value in a column, or raises."""
+    if name not in columns:
+        raise KeyError(f"`columns` must have the column {name!r} of `bins`, got {list(columns)}.")
     if _is_words(bins):
         numbers = {word: number for number, word in enumerate(bins)}
-        return np.array([numbers.get(value, _missing(bins)) for value in column], np.int64)
-    values = np.asarray(column, np.float64)
+        return np.array([numbers.get(value, _missing(bins)) for value in columns[name]], np.int64)
+    try:
+        values = np.asarray(columns[name], np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"Column {name!r} must hold numbers, because its bins are edges. For text, pass the "
+            "words that it may contain as bins."
+        ) from None
     inside = np.clip(np.searchsorted(bins, values, side="right") - 1, 0, len(bins) - 2)
     return np.where(np.isnan(values), _missing(bins), inside)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
-from dpoptax._support.figures import new_figure
 from dpoptax.filters import spectrum
 from dpoptax.training import ConfigError
 from dpoptax.training.run import seeds
@@ -111,7 +111,7 @@ class Recording(NamedTuple):
         The ratio is left out if the noise does not have a single standard deviation.
         """
         known = np.isfinite(self.stddev) and self.stddev > 0
-        figure = new_figure(figsize=(10.5 if known else 7.2, 3.2))
+        figure = Figure(layout="constrained", figsize=(10.5 if known else 7.2, 3.2))
         spectra, correlations, *rest = figure.subplots(1, 3 if known else 2)
         for label, color in (("released", "#0072B2"), ("filtered", "#D55E00")):
             series = self.values[label]

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from dpoptax.matrix._participation import Strategy
 
 
+_LEFT_OVER = 1e4
+"""The largest noise multiplier of a run next to other events. No step learns under such noise."""
+
+
 @dataclasses.dataclass(frozen=True, init=False)
 class PrivacyPlan(PlanTerms):
     """Describes a private run before it starts: sampler, noise, steps and privacy budget.
@@ -119,6 +123,12 @@ class PrivacyPlan(PlanTerms):
             )
         terms = {"steps": self.steps, **self._terms}
         sigma = calibrate(epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms)
+        if self.also and sigma > _LEFT_OVER:
+            raise ValueError(
+                f"`epsilon` must leave a budget to the run, got {epsilon}, of which the events in "
+                f"`also` spend nearly all: the noise multiplier would be {sigma:.3g}. `epsilon` is "
+                "that of the run and of these events together."
+            )
         self.__dict__["noise_multiplier"] = sigma
         if schedule is not None:
             phases = {first: sigma * ratio for first, ratio in schedule.items()}

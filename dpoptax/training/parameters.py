@@ -56,9 +56,18 @@ def load_params(path: str | Path, like: Any = None) -> Any:
         return found
     stored = dict(_leaves(found))
     wanted = {names: np.shape(leaf) for names, leaf in _leaves(like)}
-    if {names: leaf.shape for names, leaf in stored.items()} != wanted:
-        raise ValueError(f"`like` must have the arrays and shapes of {path}, got {wanted}.")
+    shapes = {names: leaf.shape for names, leaf in stored.items()}
+    if shapes != wanted:
+        raise ValueError(
+            f"`like` must have the arrays and shapes of {path}, {_differing(shapes, wanted)}, got "
+            f"{_differing(wanted, shapes)}. Without `like`, nested dicts are returned."
+        )
     return jax.tree.unflatten(jax.tree.structure(like), [stored[names] for names in wanted])
+
+
+def _differing(shapes: dict[Any, Any], others: dict[Any, Any]) -> dict[str, Any]:
+    """Returns the shapes that others have not, by the names of the arrays."""
+    return {".".join(n): shape for n, shape in shapes.items() if others.get(n) != shape}
 
 
 def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:

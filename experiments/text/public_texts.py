@@ -84,13 +84,13 @@ def run(
         trials: File with the tuned settings of the private head.
         output: File that gets a line of JSON for each run. Runs that it holds are not repeated.
     """
-    model = fetch_minilm(cache_dir)
-    whole = problems(model, read_texts(NAME, data_dir), NAME, cache_dir)
+    news, model = read_texts(NAME, data_dir), fetch_minilm(cache_dir)
+    whole = problems(model, news, NAME, cache_dir)
 
     def embed(texts: Sequence[str]) -> np.ndarray:
         return cached_features(model, texts, (LENGTHS[NAME][0],) * 2, cache_dir).pooled
 
-    names, given = embed(TOPICS), None
+    names, given, digest = embed(TOPICS), None, None
     if texts is not None:
         sampled, topics = read_news(texts)
         given, digest = (embed(sampled), topics), sha256(texts.read_bytes()).hexdigest()[:16]

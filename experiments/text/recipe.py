@@ -71,10 +71,10 @@ class TextArguments:
 
 def run(given: Annotated[TextArguments, tyro.conf.arg(name="")]) -> str:
     """Classifies texts with a private head on MiniLM, and with private LoRA below it."""
-    model = fetch_minilm(given.cache_dir)
-    parts = []
+    texts = {name: read_texts(name, given.data_dir) for name in given.data}
+    model, parts = fetch_minilm(given.cache_dir), []
     for name in given.data:
-        whole = problems(model, read_texts(name, given.data_dir), name, given.cache_dir)
+        whole = problems(model, texts[name], name, given.cache_dir)
         parts.append(f"## {TITLES[name]}")
         if given.tune:
             epsilons = (*given.epsilons, None)

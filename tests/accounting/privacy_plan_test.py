@@ -87,6 +87,16 @@ def test_plan_costs_as_much_as_all_its_releases():
     assert "3 of the Gaussian mechanism" in str(made)
 
 
+def test_refuses_other_events_that_leave_no_budget():
+    terms = {**SIZES, "delta": 1e-5}
+    first = dpoptax.PrivacyPlan(**terms, epsilon=3.0).guarantee()
+    assert dpoptax.PrivacyPlan(**terms, epsilon=3.5, also=[first]).noise_multiplier < 10
+    with pytest.raises(ValueError, match="must leave a budget to the run, got 3.0"):
+        dpoptax.PrivacyPlan(**terms, epsilon=3.0, also=[first])
+    with pytest.raises(ValueError, match="It includes the events in `also`"):
+        dpoptax.PrivacyPlan(**terms, epsilon=2.9, also=[first])
+
+
 def test_plan_says_what_cut_draws_cost():
     terms = {"steps": 30, "noise_multiplier": 0.5, "delta": 1e-5}
     sampler = sampling.PoissonSampler(dataset_size=6400, batch_size=64)

@@ -194,6 +194,7 @@ def test_statistics_are_finite_without_values():
         ({"x": [0, 1], "short": [0, 1]}, {}, r"'short' must have shape \(4,\)"),
         ({"x": [0, 1]}, {"noise_multiplier": 0.0}, "`noise_multiplier` must be positive"),
         ({"x": [0, 1]}, {"noise_multiplier": 1e6}, "must be smaller"),
+        ({"word": [0, 1]}, {}, "'word' must hold numbers, because its bins are edges"),
     ],
 )
 def test_refuses_wrong_arguments(bins, options, message):
@@ -203,3 +204,5 @@ def test_refuses_wrong_arguments(bins, options, message):
     found = columns.release_counts(table, {"word": ["a"]}, noise_multiplier=1.0, key=KEY)
     with pytest.raises(ValueError, match="must be a column with edges"):
         found.mean_and_scale("word")
+    with pytest.raises(KeyError, match="must have the column 'wort' of `bins`, got .'x', 'word'"):
+        columns.release_counts(table, {"wort": ["a"]}, noise_multiplier=1.0, key=KEY)

@@ -47,6 +47,8 @@ def test_other_parameters_are_refused(tmp_path):
     for like in ({"b": jnp.ones(2)}, {**TREES["dict"], "b": jnp.ones(3)}, jnp.ones(2)):
         with pytest.raises(ValueError, match="`like` must have the arrays and shapes"):
             load_params(path, like)
+    with pytest.raises(ValueError, match=r"params.msgpack, \{'b': \(.*got \{'b': \(7,\)\}"):
+        load_params(path, {**TREES["dict"], "b": jnp.ones(7)})
 
 
 def test_refuses_secrets_and_objects(tmp_path):
