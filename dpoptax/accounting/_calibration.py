@@ -122,8 +122,8 @@ def _solution(search: "_Search", name: str, start: float) -> float:
     text = f"{spent:.3g}, which {name}={found:g} spends at delta={search.delta}"
     if spent > search.epsilon:
         raise ValueError(
-            f"`epsilon` must be at least {text}, got {search.epsilon}. It includes the events in "
-            "`also`, if any. Raise `epsilon`, `delta` or the noise."
+            f"`epsilon` must be at least {text}, got {search.epsilon}. Raise `epsilon`, "
+            "which includes the events in `also`, or `delta` or the noise."
         )
     if found == (_MAX_STEPS if name == "steps" else _MULTIPLIERS[0]):
         raise ValueError(

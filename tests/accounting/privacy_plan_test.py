@@ -93,7 +93,7 @@ def test_refuses_other_events_that_leave_no_budget():
     assert dpoptax.PrivacyPlan(**terms, epsilon=3.5, also=[first]).noise_multiplier < 10
     with pytest.raises(ValueError, match="must leave a budget to the run, got 3.0"):
         dpoptax.PrivacyPlan(**terms, epsilon=3.0, also=[first])
-    with pytest.raises(ValueError, match="It includes the events in `also`"):
+    with pytest.raises(ValueError, match="which includes the events in `also`"):
         dpoptax.PrivacyPlan(**terms, epsilon=2.9, also=[first])
 
 

