@@ -25,7 +25,7 @@ def embed(model, texts, lengths, folder):
     """Returns features by class, as the topics come in files of texts."""
     spread = 0.1 * np.random.default_rng(2).normal(size=(len(texts), WIDTH))
     pooled = np.eye(CLASSES, WIDTH)[np.arange(len(texts)) % CLASSES] + spread
-    return type("Features", (), {"pooled": pooled})
+    return type("Features", (), {"pooled": pooled.astype(np.float32)})
 
 
 def problem():
