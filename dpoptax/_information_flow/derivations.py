@@ -51,7 +51,7 @@ class LoopCarry:
         For whole numbers, "derived from" means "not below".
         """
         # By induction, the value that any turn gets is derived from that of the first turn. The
-        # last value is the first one if there is no turn, and otherwise the result of a turn.
+        # last value is the result of a turn, or the first value if the loop takes zero turns.
         before = {self.carried: (self.first,), self.later: (self.result,)}
         found = before.get(number, (self.first, self.result, self.later_result))
         return tuple(each for each in found if each is not None)

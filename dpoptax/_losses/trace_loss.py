@@ -156,6 +156,6 @@ def trace_loss(
 
 
 def _is_mapped(eqn: JaxprEqn) -> bool:
-    """Returns whether an operation and its derivative have no batching of their own."""
+    """Returns whether `jax.vmap` maps an operation and its derivative without a special rule."""
     name = eqn.primitive.name
     return not ("callback" in name or "vmap_method" in eqn.params or name in CHECKED)

@@ -38,7 +38,10 @@ class PlanTerms:
     @property
     def _sampling(self) -> "Sampler | Participation":
         """The sampler for the accounting, with the strategy if there is one."""
-        return self.sampler if self.strategy is None else self.strategy.under(self.sampler)
+        return self._under_strategy(self.sampler)
+
+    def _under_strategy(self, sampler: Sampler) -> "Sampler | Participation":
+        return sampler if self.strategy is None else self.strategy.under(sampler)
 
     @property
     def _terms(self) -> dict[str, Any]:
@@ -110,9 +113,12 @@ class PlanTerms:
 
         `PrivateRun.guarantee` states that of the steps that a run has taken.
         """
-        noise, sampler = self.noise_multiplier, self._sampling
+        return self._guarantee_with(self._sampling)
+
+    def _guarantee_with(self, sampling: "Sampler | Participation") -> Guarantee:
+        noise = self.noise_multiplier
         return planned_guarantee(
-            noise_multiplier=noise, steps=self.steps, sampler=sampler, **self._terms
+            noise_multiplier=noise, steps=self.steps, sampler=sampling, **self._terms
         )
 
     def __str__(self) -> str:
@@ -150,14 +156,8 @@ class PlanTerms:
         sampler = self.sampler
         if not isinstance(sampler, CutSampler) or sampler.max_batch_size is None:
             return ""
-        uncut = sampler.uncut()
-        sampling = uncut if self.strategy is None else self.strategy.under(uncut)
-        without = planned_guarantee(
-            noise_multiplier=self.noise_multiplier,
-            steps=self.steps,
-            sampler=sampling,
-            **self._terms,
-        ).stated_epsilon
+        uncut = self._under_strategy(sampler.uncut())
+        without = self._guarantee_with(uncut).stated_epsilon
         if round_up(without) == round_up(epsilon):
             return ""
         cut = f"draws above {sampler.max_batch_size:,} are cut, which costs privacy"

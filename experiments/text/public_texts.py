@@ -90,19 +90,18 @@ def run(
     def embed(texts: Sequence[str]) -> np.ndarray:
         return cached_features(model, texts, (LENGTHS[NAME][0],) * 2, cache_dir).pooled
 
-    names, given, digest = embed(TOPICS), None, None
+    names, given, recorded = embed(TOPICS), dict[str, Any](), dict[str, Any]()
     if texts is not None:
         sampled, topics = read_news(texts)
-        given, digest = (embed(sampled), topics), sha256(texts.read_bytes()).hexdigest()[:16]
+        given = {"public": embed(sampled), "public_labels": topics}
+        recorded = {"texts": sha256(texts.read_bytes()).hexdigest()[:16]}
     rows = []
     for seed in range(seeds):
-        parts = _split(whole, names, seed)
-        if given is not None:
-            parts = parts._replace(public=given[0], public_labels=given[1])
+        parts = _split(whole, names, seed)._replace(**given)
         for arm in ARMS:
             for epsilon in epsilons if arm in ("votes", "labels", "head") else (None,):
                 fields = {"arm": arm, "epsilon": epsilon, "seed": seed, "groups": groups}
-                fields |= {} if texts is None else {"texts": digest}
+                fields |= recorded
                 job = functools.partial(_run, parts, arm, epsilon, seed, groups, trials)
                 rows.append(record_once(output, fields, job))
     return _table(rows, epsilons, parts, seeds)

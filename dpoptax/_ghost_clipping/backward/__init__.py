@@ -10,6 +10,7 @@ dense layer `y = x @ w` and a batch of B examples, the types are:
   sums of uses to arrays like the parameters.
 - `BatchDevices`: the devices that share the examples.
 
-There are two engines. In `streamed_sum`, c_i comes from the clip of `w` alone. In `recomputed_sum`,
-a first turn gives c_i, (B,), and a limit for each summand of the second turn (`PartLimits`).
+There are two engines. `streamed_sum` clips the gradient of `w` by itself, which gives c_i. In
+`recomputed_sum`, a first turn gives c_i, (B,), and a limit for each summand of the second turn
+(`PartLimits`).
 """

@@ -71,8 +71,8 @@ def run_uses(
     every = jax.vmap(example, (0 if mapped else None, 0, 0, 0), spmd_axis_name=axes)
 
     def total(probes: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
-        # A loss depends on no other example. So the gradient of the sum of losses gives each
-        # example the cotangents of its own loss.
+        # A loss does not depend on other examples. So each example gets the cotangents of its loss
+        # from the gradient of the sum.
         outputs = every(probes, opaque, own, inputs)
         return outputs[0].sum(), outputs
 
