@@ -77,14 +77,13 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
     """Returns the tree of noisy(leaf, noise of the leaf).
 
     Each large leaf is drawn with the key of its number. All small leaves are parts of one vector,
-    in the order of their shapes, which is drawn with the key of the first of them. So the bits
-    depend only on the key and on the shapes and dtypes of the tree.
+    in the order of their shapes, which is drawn with the key of the first of them, or with `key` if
+    no leaf is large. So the bits depend only on the key and on the shapes and dtypes of the tree.
     """
     leaves, treedef = jax.tree.flatten(tree)
     small = _by_shape([i for i, leaf in enumerate(leaves) if _is_small(leaf)], leaves)
     large = [i for i, leaf in enumerate(leaves) if not _is_small(leaf)]
-    numbers = large + small[:1]
-    keys = unstack(split(key, np.array(numbers)))[0] if numbers else []
+    keys = unstack(split(key, np.array(large + small[:1])))[0] if large else [key]
 
     def draw() -> list[jax.Array]:
         own = (noise.of(key, leaves[i]) for i, key in zip(large, keys, strict=False))

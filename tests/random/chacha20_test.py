@@ -68,7 +68,8 @@ def test_blocks_match_the_rfc(key, counter, nonce, block, looped):
     np.testing.assert_array_equal(words, np.broadcast_to(want[:, None, None], (16, 2, 3)))
 
 
-def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
+@pytest.mark.parametrize(("largest", "keys"), [(3, 2), (4, 1)], ids=["one large leaf", "none"])
+def test_no_two_uses_of_a_key_share_a_block(largest, keys, monkeypatch):
     """Nonces separate the steps, leaves, fingerprint and numbers of a run.
 
     SHA-512 replaces the cipher, which takes seconds without jit.
@@ -84,7 +85,7 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
         return jnp.asarray(words.reshape(16, *np.shape(counters)))
 
     monkeypatch.setattr(chacha20, "chacha20", recorded)
-    monkeypatch.setattr(tree_noise, "_MAX_SIZE_TOGETHER", 3)  # of the two leaves, one is large
+    monkeypatch.setattr(tree_noise, "_MAX_SIZE_TOGETHER", largest)
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
     tx = STAGES["fixed point"](KEY)
     total = dpoptax.extend.trust_clipped(params, CLIP)
@@ -94,7 +95,7 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
             _, state = tx.update(total, state, params)
     noise = [place for place in seen if place[2] == 2]
     assert len(noise) == len(set(noise)) == 2 * 7
-    assert len({key for key, *_ in noise}) == 2 * 2
+    assert len({key for key, *_ in noise}) == 2 * keys
     # Each key has one use: deriving keys, or noise.
     uses = {(key, use) for key, _, use, *_ in seen}
     assert len(uses) == len({key for key, _ in uses})
