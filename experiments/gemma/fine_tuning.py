@@ -6,6 +6,7 @@ import importlib
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import jax
@@ -13,6 +14,7 @@ import tyro
 
 from dpoptax.accounting import Guarantee
 from dpoptax.auditing import MembershipReport, membership_report
+from dpoptax.training import save_params
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run.records import markdown_table
 from experiments.gemma import weights
@@ -63,6 +65,7 @@ def run(given: Annotated[LanguageArguments, tyro.conf.arg(name="")]) -> str:
     scores = Scores(network.logits)
     _say("scoring the texts before training")
     outcomes = {"before": _measured(network, scores, problem, None)}
+    given.factors.mkdir(parents=True, exist_ok=True)
     page = _write(given, outcomes, network.trained)
     for epsilon in given.epsilons:
         name = f"ε = {epsilon:g}" if epsilon else "not private"
@@ -71,6 +74,7 @@ def run(given: Annotated[LanguageArguments, tyro.conf.arg(name="")]) -> str:
         start = time.monotonic()
         found = network.train(plan, problem.rows, private=bool(epsilon))
         minutes = (time.monotonic() - start) / 60
+        save_params(_factors_file(given, epsilon), network.factors)
         _say(f"scoring the texts, {name}")
         outcome = _measured(network, scores, problem, found)
         noise = plan.noise_multiplier if epsilon else None
@@ -78,6 +82,11 @@ def run(given: Annotated[LanguageArguments, tyro.conf.arg(name="")]) -> str:
         outcomes[name] = dataclasses.replace(outcome, noise_multiplier=noise, minutes=minutes)
         page = _write(given, outcomes, network.trained)
     return page
+
+
+def _factors_file(given: LanguageArguments, epsilon: float) -> Path:
+    kind = f"epsilon-{epsilon:g}" if epsilon else "not-private"
+    return given.factors / f"{given.trainer}-{kind}.msgpack"
 
 
 def replace_section(page: str, title: str, section: str) -> str:
@@ -126,7 +135,7 @@ def _section(given: LanguageArguments, outcomes: Mapping[str, Outcome], trained:
     options = "".join(
         f" --{field.name.replace('_', '-')} {_option(getattr(given, field.name))}"
         for field in dataclasses.fields(given)
-        if field.name not in ("data_dir", "output", "trainer")
+        if field.name not in ("data_dir", "output", "factors", "trainer")
         and getattr(given, field.name) != field.default
     )
     rows = [

@@ -61,6 +61,11 @@ class KauldronNetwork:
         """The parameters of the model."""
         return self._params
 
+    @property
+    def factors(self) -> Any:
+        """The LoRA factors among them."""
+        return peft.split_params(self._params)[1]
+
     def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
         """Returns the logits of the token after each of `tokens`."""
         return self._model.apply({"params": params}, tokens).logits

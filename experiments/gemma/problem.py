@@ -27,6 +27,8 @@ class LanguageArguments:
     Attributes:
         data_dir: Folder with agnews_dev.tsv and agnews_test.tsv, or the same files in .xz.
         output: The Markdown file. The command replaces the section of the trainer.
+        factors: Folder for the LoRA factors after each training, which
+            `dpoptax.training.load_params` reads.
         trainer: The library that trains. Each needs its own environment.
         epsilons: Values of ε; 0 trains without privacy.
         examples: Number of training texts, in addition to the planted ones.
@@ -49,6 +51,7 @@ class LanguageArguments:
 
     data_dir: Path
     output: Path
+    factors: Path = Path("runs/language")
     trainer: Literal["tunix", "kauldron"] = "tunix"
     epsilons: tuple[float, ...] = (3.0, 8.0, 0.0)
     examples: int = 10_000
@@ -80,6 +83,10 @@ class Network(Protocol):
     @property
     def params(self) -> Any:
         """The parameters, after the last training if there was one."""
+
+    @property
+    def factors(self) -> Any:
+        """The LoRA factors among them, a tree of dicts."""
 
     def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
         """Returns the logits of the token after each of `tokens`, (texts, length)."""

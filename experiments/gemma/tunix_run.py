@@ -35,6 +35,11 @@ class TunixNetwork:
         """The state of the model."""
         return nnx.state(self._model)
 
+    @property
+    def factors(self) -> Any:
+        """The LoRA factors among them."""
+        return nnx.to_pure_dict(nnx.state(self._model, nnx.LoRAParam))
+
     def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
         """Returns the logits of the token after each of `tokens`."""
         inputs = make_inputs(make_batch(tokens))
