@@ -43,7 +43,9 @@ def find_rule(
         rule = Lookup.build_slice(eqn, private[0] - 1)
     # The last rule only applies to parts of a parameter. The gradient of a part is smaller than
     # that of the whole parameter, which an opaque parameter would need for each example.
-    elif name in ("add", "sub", "concatenate") and _is_part(value, parameters):
+    elif (
+        name in ("add", "sub", "concatenate") and len(private) == 1 and _is_part(value, parameters)
+    ):
         rule = EntryUse.build(eqn, place)
     return None if rule is None else (rule, private[0])
 

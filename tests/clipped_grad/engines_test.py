@@ -43,10 +43,17 @@ def _lookup(params, example):
     return jnp.sum((jnp.mean(params["table"]["w"][tokens], 0) - example["y"]) ** 2)
 
 
+def _joined(params, example):
+    products = [example["x"] @ params[name]["w"] for name in ("first", "last")]
+    joined = jnp.concatenate([params["token"]["w"][:1], *products])
+    return jnp.sum((joined - example["y"]) ** 2)
+
+
 PROGRAMS = {
     "dense": (_dense, {"first": {"w": (6, 5), "b": (5,)}, "last": {"w": (5, 4)}}),
     "scanned": (_scanned, {"layers": {"w": (3, 6, 6)}, "last": {"w": (6, 4)}}),
     "lookup": (_lookup, {"table": {"w": (6, 4)}}),
+    "joined": (_joined, {"token": {"w": (2,)}, "first": {"w": (6, 2)}, "last": {"w": (6, 1)}}),
 }
 
 
