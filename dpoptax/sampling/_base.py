@@ -20,7 +20,7 @@ SEED_BYTES = 32
 """The length of a seed for SHAKE-256."""
 
 # Methods that decide which records are drawn.
-_DRAWING = ("sample", "samples", "_draws", "_pcg64", "_shake256", "_pad")
+_DRAWING = ("sample", "samples", "_draw_stretch", "_draws", "_pcg64", "_shake256", "_pad")
 
 
 def checked_step(step: int) -> int:
