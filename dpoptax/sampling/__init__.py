@@ -34,13 +34,4 @@ if TYPE_CHECKING:
 else:
     from dpoptax._support.lazy import lazy_names
 
-    _FILES = {
-        "._allocation": ("RandomAllocationSampler",),
-        "._base": ("Sample", "Sampler"),
-        "._fixed_size": ("FixedSizeSampler",),
-        "._grouped": ("GroupedPoissonSampler",),
-        "._poisson": ("PoissonSampler",),
-        "._separated": ("MinSeparationSampler",),
-        "._shuffled": ("ShuffledSampler",),
-    }
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)
