@@ -21,6 +21,7 @@ class Content(enum.Flag):
     EXAMPLES = enum.auto()  # private data on the way through a clip
     CLIPPED = enum.auto()  # one example changes it by a bounded amount
     PRIVATE = enum.auto()
+    REFERENCE = enum.auto()  # a `jax.Ref`, or a value that was read from one
 
 
 PRIVATE_DATA = Content.EXAMPLES | Content.CLIPPED | Content.PRIVATE
@@ -132,7 +133,8 @@ def shown_kind(holds: Content, in_stage: bool = False) -> str:
         return "private"
     if Content.SECRET in holds:
         return "secret" if in_stage else "private"
-    return "released" if Content.RELEASED in holds else "public"
+    # What is written to a reference is shown, so only releases can be read from it.
+    return "released" if holds & (Content.RELEASED | Content.REFERENCE) else "public"
 
 
 def _replace(holds: Content, old: Content, new: Content) -> Content:
