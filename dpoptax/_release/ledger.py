@@ -13,7 +13,6 @@ import optax
 
 from dpoptax._random.keys import two_words
 from dpoptax._support.hosts import check_same_on_hosts
-from dpoptax._support.mixing import mixed
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, check_arrays, kind_of
 
@@ -348,4 +347,12 @@ def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Arr
     )
     # Mixing each word with its place makes the checksum depend on the order of words.
     places = np.arange(1, 1 + words.size, dtype=np.uint32) * np.uint32(0x9E3779B9)
-    return jnp.sum(mixed(words ^ places), dtype=jnp.uint32)
+    return jnp.sum(_mixed(words ^ places), dtype=jnp.uint32)
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    """Applies a bijection of 32 bits, so that changes do not cancel in a sum."""
+    # The hash "lowbias32" (C. Wellons, 2018).
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))

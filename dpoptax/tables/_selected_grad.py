@@ -12,7 +12,13 @@ from dpoptax._clipped_sum.clip_per_example import check_mask
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._points.points import GradientPoints, ReferenceState, TrackIteratesState
 from dpoptax._support.tree import PyTree, find_state, kind_of
-from dpoptax.tables._lookups import locate, place_of, take_rows
+from dpoptax.tables._lookups import (
+    UNSUPPORTED_USE,
+    TrainedRows,
+    locate,
+    place_of,
+    take_rows,
+)
 from dpoptax.tables._row_selecting_noise import (
     RowSelectingNoiseState,
     SelectedRows,
@@ -20,7 +26,6 @@ from dpoptax.tables._row_selecting_noise import (
     select_release_rows,
 )
 from dpoptax.tables._row_selection import RowSelectingClip
-from dpoptax.tables._trained_rows import UNSUPPORTED_USE, TrainedRows
 
 
 class SelectedGrad(NamedTuple):
