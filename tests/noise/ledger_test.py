@@ -304,12 +304,3 @@ def test_refuses_flax_state_without_imprint():
     del stored["imprint"]
     with pytest.raises(ValueError, match="Finish the run with the version that started it"):
         serialization.from_state_dict(state, stored)
-
-
-def test_refuses_state_without_imprint_and_names_remedy():
-    tx = STAGES["gaussian_noise"](1.0)
-    old = dataclasses.replace(tx.init(PARAMS), imprint=None)
-    with pytest.raises(ValueError, match=r"no imprint.*`tx\.init` and account for both"):
-        dpoptax.ledgers(old)
-    with pytest.raises(ValueError, match="no imprint"):
-        tx.update(clipped(), old)
