@@ -1,12 +1,11 @@
 """Batch sampling: the records of each step, and the privacy event of drawing them.
 
 A sampler is a small frozen dataclass. `sampler.sample(t)` is a function of the seed and t only, so
-a restored run continues with the same draws and any step can be replayed. Drawing takes memory and
-time proportional to the batch size, for data sets of any size. `RandomAllocationSampler` and
-`MinSeparationSampler` instead draw N/B steps at once, for all N records. All samples have the same
-shape, `padded_size`, with a mask of valid entries, so a jitted step compiles once. Records and
-padding are in random order. The bound on rounding errors requires that a record does not move the
-others.
+a restored run continues with the same draws and any step can be replayed. Poisson and fixed-size
+sampling take memory and time proportional to the batch size, for data sets of any size. Samplers
+whose steps depend on each other keep about one number per record. All samples have the same shape,
+`padded_size`, with a mask of valid entries, so a jitted step compiles once. Records and padding are
+in random order. The bound on rounding errors requires that a record does not move the others.
 
 Privacy: amplification by sampling holds if the adversary does not know which records were drawn.
 The seed is as secret as the data: never publish it, log it, or reuse it. Its type selects the

@@ -1,7 +1,6 @@
 """The base class of samplers that draw participations from a Markov chain."""
 
 import abc
-import functools
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,7 +28,7 @@ class Stretch(NamedTuple):
 
 
 LastStretch: TypeAlias = tuple[int, Stretch]
-"""The stretch that a sampler drew last, after its number."""
+"""The number of the stretch that a sampler drew last, and the stretch."""
 
 
 class ChainSampler(CutSampler):
@@ -66,11 +65,8 @@ class ChainSampler(CutSampler):
     def sample(self, step: int) -> Sample:
         """Returns the records of a step, a function of the seed and the step only."""
         index, place = divmod(checked_step(step), self._stretch)
-        kept = _kept_stretches(self)
-        last = kept[0]
-        if last is None or last[0] != index:
-            last = kept[0] = index, self._draw_stretch(index, last)
-        drawn, draws = last[1].batches[place], self._draws(index, place)
+        stretch = self._keep(index, lambda last: self._draw_stretch(index, last))
+        drawn, draws = stretch.batches[place], self._draws(index, place)
         if len(drawn) > self._largest:
             drawn = drawn[draws.subset(len(drawn), self._largest)]
         return self._pad(drawn, draws)
@@ -96,9 +92,3 @@ def batches_of(steps: np.ndarray, records: np.ndarray, count: int) -> list[np.nd
     order = np.argsort(steps, kind="stable")
     ends = np.cumsum(np.bincount(steps, minlength=count))
     return np.split(records[order], ends[:-1])
-
-
-# Each sampler keeps one stretch, so that runs may take turns. Draws do not depend on it.
-@functools.lru_cache(maxsize=64)
-def _kept_stretches(sampler: ChainSampler) -> list[LastStretch | None]:
-    return [None]

@@ -57,33 +57,3 @@ class Pcg64:
     def below(self, bounds: np.ndarray) -> np.ndarray:
         """Returns an independent uniform number in range(bound) for each bound."""
         return self._rng.integers(bounds)
-
-    def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """Returns the entries at `places` of a keyed permutation of range(size).
-
-        It is evaluated only there. A Feistel network permutes the cells (left, right) of a grid
-        with at least `size` cells: each round adds a hash of one half to the other, which is
-        invertible. Cells outside the range pass through the network again until they are inside
-        (cycle walking).
-        """
-        rows = math.isqrt(max(size - 1, 0)) + 1
-        columns = -(-size // rows)
-        keys = self._rng.integers(0, 2**64, size=(6, 2), dtype=np.uint64)
-        result = places.astype(np.uint64)
-        outside = np.arange(len(result))
-        while len(outside):
-            left, right = np.divmod(result[outside], np.uint64(columns))
-            for first, second in keys:
-                left = (left + _hash(right, first)) % np.uint64(rows)
-                right = (right + _hash(left, second)) % np.uint64(columns)
-            result[outside] = left * np.uint64(columns) + right
-            outside = outside[result[outside] >= size]
-        return result.astype(np.int64)
-
-
-def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """Returns the upper 32 bits of SplitMix64's finalizer of value + key, modulo 2^64."""
-    mixed = (values + key) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed >> np.uint64(32)

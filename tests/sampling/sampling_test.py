@@ -242,7 +242,7 @@ def test_records_of_a_draw_have_random_positions(sampler):
     assert stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), df=degrees) > ACCEPT
 
 
-@pytest.mark.parametrize("kind", [PoissonSampler, FixedSizeSampler, ShuffledSampler])
+@pytest.mark.parametrize("kind", [PoissonSampler, FixedSizeSampler])
 def test_memory_is_proportional_to_batch(kind):
     sampler = kind(10**8, 256, seed=12)
     sampler.sample(0)
