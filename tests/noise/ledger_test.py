@@ -255,7 +255,6 @@ IMPORT = {
 STATE = """
 tx = optax.chain(
     dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)),
-    dpoptax.extend.track_reference(),
     dpoptax.disk(0.7, 0.5),
 )
 state = tx.init(jnp.zeros(3))
