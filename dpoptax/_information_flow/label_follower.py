@@ -105,11 +105,6 @@ class LabelFollower:
         """Records that a value is shown other than as a result."""
         self.seen[name, where] = join_labels((self.seen.get((name, where), label), label))
 
-    def final_content(self, label: Label) -> Content:
-        """Returns a value's final content; uncounted selections make it private."""
-        counted = self._selections.are_counted(label.selections)
-        return label.holds if counted else label.holds | Content.PRIVATE
-
     @property
     def uncounted(self) -> dict[str, None]:
         """The lines that select rows for a release that may not be counted, each once."""
@@ -230,8 +225,7 @@ class LabelFollower:
         elif name == RELEASE and label.has_data:  # several releases would share one noise
             again = not apart <= self._keys.get(clip, apart)
         elif name == SELECTED:
-            selection = self._selections.select(clip, self._optional_scopes(), self._line())
-            after = dataclasses.replace(after, selections=after.selections | {selection})
+            self._selections.select(clip, self._optional_scopes(), self._line())
         elif name == COUNTED:
             self._selections.count(clip, self._optional_scopes())
         if again:
@@ -394,11 +388,7 @@ class LabelFollower:
                 with self._enter(_SECOND_TURN):
                     others, after = turn(now, True)
                 results = [
-                    dataclasses.replace(
-                        one,
-                        holds=one.holds | other.holds,
-                        selections=one.selections | other.selections,
-                    )
+                    dataclasses.replace(one, holds=one.holds | other.holds)
                     for one, other in zip(results, others, strict=True)
                 ]
             if after == now:

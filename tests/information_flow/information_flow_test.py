@@ -1077,11 +1077,10 @@ def test_selected_rows_are_private_until_counted():
         first = select(state, TABLE, batch, mask)
         released, after = update(first, state)
         second = select(after, TABLE, batch, mask)
-        jax.debug.print("{}", second.rows.number)
         return first.rows, released, second.rows
 
     flow = flow_of_rows(step)
-    assert paths(flow.private) == {"[2].rows", "[2].number", "debug_print"}
+    assert paths(flow.private) == {"selected rows"}
     assert len(flow.uncounted) == 1
     assert f"that no update counts: {flow.uncounted[0]}" in str(flow)
 
@@ -1094,7 +1093,7 @@ def test_other_stage_with_same_key_counts_no_rows():
         total = dpoptax.extend.trust_clipped(batch[1].sum(), CLIP, examples=8)
         return rows, other.update(total, state.noise)
 
-    assert {"[0].rows", "[0].number"} <= paths(flow_of_rows(step).private)
+    assert "selected rows" in paths(flow_of_rows(step).private)
 
 
 @pytest.mark.parametrize("always", [False, True])
