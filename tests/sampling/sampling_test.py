@@ -177,15 +177,6 @@ def test_shuffled_orders_are_uniform(size):
     assert stats.chisquare(counts).pvalue > ACCEPT
 
 
-def test_shuffling_separates_adjacent_records():
-    size = 1000
-    drawn = draws(ShuffledSampler(size, 100, seed=8), 2000)
-    x = membership(drawn, size)
-    together = int((x[:, 1:] * x[:, :-1]).sum())
-    pairs = x.shape[0] // 10 * (size - 1)
-    assert stats.binomtest(together, pairs, 99 / 999).pvalue > ACCEPT
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_depend_only_on_seed_and_step(kind):
     sampler = kind(1000, 50, seed=9)
