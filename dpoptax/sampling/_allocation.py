@@ -20,7 +20,8 @@ class RandomAllocationSampler(ChainSampler):
     The choice is independent of other records, and is made again for the next T steps. If k = 1, T
     is an epoch of ⌈N/B⌉ steps, and each record is in exactly one of its batches (balls in bins). If
     k is the number of epochs, T is the whole run. Batches have kN/T records on average. This is B
-    if B divides kN, and slightly less otherwise; the noisy sum is divided by B in both cases.
+    if B divides kN, and slightly less otherwise; the noisy sum is divided by B in both cases. The
+    sampler keeps the batches of T steps, kN numbers.
 
     A draw larger than `max_batch_size` is cut to a uniformly random subset. By default a step is
     cut with probability 10^-18. `dp_event` includes this probability, and δ covers it.

@@ -34,9 +34,8 @@ LastStretch: TypeAlias = tuple[int, Stretch]
 class ChainSampler(CutSampler):
     """Draws the participations of each record from an independent Markov chain.
 
-    Stretches of about N/B steps are drawn together, for all records. So a sampler keeps about N
-    numbers per participation in a stretch. With correlated noise (`dpoptax.matrix`), the run is
-    priced by Monte Carlo.
+    Stretches of steps are drawn together, for all records. With correlated noise
+    (`dpoptax.matrix`), the run is priced by Monte Carlo.
     """
 
     neighboring_relation: ClassVar[str] = "replace-special"

@@ -25,6 +25,9 @@ class MinSeparationSampler(ChainSampler):
     larger b, the number of participations of a record varies less, and correlated noise may have
     more bands (`dpoptax.matrix`).
 
+    The sampler keeps about 2N numbers. It draws steps in their order, so a distant step takes the
+    time of those before it.
+
     A draw larger than `max_batch_size` is cut to a uniformly random subset. By default a step is
     cut with probability 10^-18. All accountants include this probability in δ.
 
