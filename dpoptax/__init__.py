@@ -44,8 +44,8 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._release.read_ledger import ledgers as ledgers
     from dpoptax._support.version import __version__ as __version__
     from dpoptax.filters._disk import disk as disk
-    from dpoptax.filters._doppler import doppler as doppler
     from dpoptax.filters._kalman import adaptive_kalman as adaptive_kalman
+    from dpoptax.filters._low_pass import doppler as doppler
     from dpoptax.filters._low_pass import low_pass as low_pass
     from dpoptax.filters._lp_adam import lp_adam as lp_adam
     from dpoptax.filters._pmlf import pmlf as pmlf
@@ -55,54 +55,10 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
 else:
     from dpoptax._support.lazy import lazy_names
 
-    _FILES = {
-        ".": (
-            "filters",
-            "matrix",
-            "sampling",
-            "accounting",
-            "auditing",
-            "columns",
-            "contrib",
-            "extend",
-            "tables",
-            "users",
-        ),
-        "._clipped_sum.accumulate": ("accumulate",),
-        "._clips.clip": ("Clip", "l2_clip"),
-        "._clipped_sum.clipped_sum": ("ClippedSum",),
-        "._clips.clipping_functions": (
-            "automatic_clip",
-            "normalized_clip",
-            "per_layer_clip",
-        ),
-        "._clipped_grad.augmentation": ("augmented",),
-        "._clipped_grad.clipped_grad": ("clipped_grad",),
-        "._clipped_grad.dropped_examples": ("dropped_examples",),
-        "._clipped_grad.gradient_norms": ("gradient_norms",),
-        "._ghost_clipping.explain": ("explain",),
-        "._points.points": ("GradientPoints", "gradient_points"),
-        "._release.correlated": ("correlated_noise",),
-        "._release.gaussian": ("clip_and_noise", "gaussian_noise"),
-        "._information_flow.information_flow": ("information_flow",),
-        "._random.keys": ("random_key_from_os",),
-        "._release.read_ledger": ("ledgers",),
-        ".runs._private_run": ("PrivateRun",),
-        "._support.version": ("__version__",),
-        ".filters._disk": ("disk",),
-        ".filters._doppler": ("doppler",),
-        ".filters._kalman": ("adaptive_kalman",),
-        ".filters._low_pass": ("low_pass",),
-        ".filters._lp_adam": ("lp_adam",),
-        ".filters._pmlf": ("pmlf",),
-        ".runs._batches": ("Batch",),
-        ".runs._privacy_plan": ("PrivacyPlan",),
-    }
-
     def _elsewhere(name: str) -> str:
         shelves = ("contrib", "extend") if not name.startswith("_") else ()
         modules = [importlib.import_module(f"dpoptax.{shelf}") for shelf in shelves]
         places = [module.__name__ for module in modules if hasattr(module, name)]
         return "".join(f". It is {place}.{name}" for place in places)
 
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES, _elsewhere)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _elsewhere)

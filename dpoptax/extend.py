@@ -6,7 +6,6 @@ A training loop does not need them. `docs/guides/extend.md` builds a method from
 from dpoptax._clipped_grad.microbatches import in_microbatches
 from dpoptax._clipped_sum.clip_per_example import clip_per_example
 from dpoptax._clipped_sum.clipped_sum import trust_clipped
-from dpoptax._clipped_sum.track_reference import track_reference
 from dpoptax._ghost_clipping.explain import Explanation
 from dpoptax._information_flow.information_flow import InformationFlow, Shown
 from dpoptax._points.points import track_iterates
@@ -22,5 +21,5 @@ from dpoptax.runs._batches import read_ahead, read_sharded
 __all__ = [
     "CountedGradient", "Explanation", "InformationFlow", "Ledger", "Mechanism", "Shown", "chain",
     "clip_per_example", "fixed_point_grid", "in_microbatches", "noise_stddev", "read_ahead",
-    "read_sharded", "scale_by_lp_adam", "track_iterates", "track_reference", "trust_clipped",
+    "read_sharded", "scale_by_lp_adam", "track_iterates", "trust_clipped",
 ]  # fmt: skip

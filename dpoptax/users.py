@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike
 from dpoptax._pricing.checks import integer, seed_integer
 from dpoptax._support.tree import PyTree, kind_of
 from dpoptax.sampling import Sampler
-from dpoptax.tables._trained_rows import TrainedRows
+from dpoptax.tables._lookups import TrainedRows
 
 __all__ = ["UserSample", "UserTable", "per_user_loss"]
 

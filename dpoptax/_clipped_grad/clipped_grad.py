@@ -17,7 +17,6 @@ from dpoptax._losses.check_loss import check_parameters
 from dpoptax._points.points import GradientPoints, ensure_points
 from dpoptax._random.keys import check_key
 from dpoptax._rounding.integer_sums import check_capacity
-from dpoptax._support.digests import digest_of
 from dpoptax._support.hosts import check_same_on_hosts
 from dpoptax._support.marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._support.tree import PyTree
@@ -295,6 +294,7 @@ def _compared_on_hosts(
     total: Callable[..., tuple[PyTree, PyTree]], clip: Clip
 ) -> Callable[..., tuple[PyTree, PyTree]]:
     """Returns a sum that hosts compare when they trace it, because each compiles its own."""
+    from dpoptax._support.digests import digest_of  # only runs on several hosts need it
 
     def compared(*args: PyTree) -> tuple[PyTree, PyTree]:
         program = digest_of(jax.make_jaxpr(total)(*args))

@@ -12,7 +12,7 @@ import numpy as np
 from dpoptax._ghost_clipping.explain import format_table
 from dpoptax._information_flow.entry_facts import DISTINCT_FACTS
 from dpoptax._information_flow.example_axes import LEADING_AXIS
-from dpoptax._information_flow.label_follower import LARGE_SIZE, LabelFollower
+from dpoptax._information_flow.label_follower import LARGE_SIZE, LabelFollower, typed_label
 from dpoptax._information_flow.labels import Content, Label, shown_kind
 from dpoptax._information_flow.source_lines import source_of_result, type_text
 from dpoptax._support.serialization import key_to_data
@@ -24,8 +24,8 @@ class Shown:
     """Describes one array that a function returns, or passes to Python while it runs.
 
     Attributes:
-      path: its place in the result, such as `[1][0].count`; or the name of the callback, or of the
-        `jax.Ref` that the function writes to.
+      path: its place in the result, such as `[1][0].count`; or the name of the callback; or
+        `jax.Ref` if the function writes to one; or `selected rows` for those that no update counts.
       kind: one of four.
 
         - "public": it depends on no private data and on no secret.
@@ -33,8 +33,7 @@ class Shown:
         - "secret": it is part of the returned state of a noise stage, and depends on a noise key,
           on drawn noise, or on another secret.
         - "private": it must not be shown. Private data reaches it around the noise, or a secret
-          is in a place other than the state of a noise stage. Rows of a table are also private if
-          they were selected for a release that the function does not count.
+          is in a place other than the state of a noise stage.
       type: shape and dtype, such as `float32[8]`.
       where: the line that computed it; empty for an argument that is returned unchanged.
       because: for "private", the first line, with its code, where private data left the path to the
@@ -62,8 +61,8 @@ class InformationFlow:
         calls of `update` with one state, each turn of a loop, or each device of a `jax.shard_map`.
         The difference of two such releases has no noise.
       uncounted: the lines that select rows of a table by `dpoptax.tables.selected_grad` for a
-        release whose `update` the function may not call. No ledger then has them, and they are
-        private.
+        release whose `update` the function may not call. No ledger then has them, and `private`
+        lists them, whether they are shown or not.
       clamped: for each line that gathers private rows by secret indices, the number of rows that
         it clamps the indices to. It must be the N of the sampler. With fewer rows, the last one
         would fill the places of the missing ones. `PrivacyPlan.batches` checks the number.
@@ -146,6 +145,7 @@ def information_flow(
     gives the ε of the releases. Time, memory, and Python outside of `fn` are not covered, nor are
     objects that `fn` writes to, arrays that it closes over (`closed_over`), and private arguments
     that are not named. A host function (`pure_callback`) sees the values that it is called with.
+    What is written to a `jax.Ref` counts as shown.
 
     Args:
       fn: the step, with or without `jax.jit`; or any other function of arrays.
@@ -202,14 +202,13 @@ def information_flow(
         for number, (arg, holds) in enumerate(zip(args, argument_content, strict=True))
         for label in _labels(arg, functools.partial(follower.number, "argument", number), holds)
     ]
-    results, after = follower.follow(traced.jaxpr, given)
-    for var, label, begun in zip(traced.jaxpr.invars, after, given, strict=True):
-        if label.holds != begun.holds:
-            follower.note("reference among the arguments", type_text(var), label)
+    results = follower.follow(traced.jaxpr, list(map(typed_label, given, traced.jaxpr.invars)))
+    for line in follower.uncounted:
+        follower.note("selected rows", line, Label(Content.PRIVATE))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
 
     def shown_as(path: str, label: Label, of: bool, kind_of: str, where: str) -> Shown:
-        kind = shown_kind(follower.final_content(label), of)
+        kind = shown_kind(label.holds, of)
         because = (label.left or label.joined or where) if kind == "private" else ""
         return Shown(path, kind, kind_of, where, because)
 

@@ -65,9 +65,8 @@ _LEFT = Content.PRIVATE | Content.CLIPPED
 # Operations that run a program once whenever they run.
 _SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
 _SECOND_TURN = "another turn of a loop"
-# The labels of results, and of operands afterwards.
-_Labels: TypeAlias = tuple[list[Label], list[Label]]
-_FollowTurn: TypeAlias = Callable[[list[Label], bool], _Labels]
+# Maps the labels of a loop's operands to those of a turn's results, and of the operands after it.
+_FollowTurn: TypeAlias = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
 
 LARGE_SIZE = 100
 """Closed-over arrays of at least this size are reported, since they may be data."""
@@ -106,20 +105,15 @@ class LabelFollower:
         """Records that a value is shown other than as a result."""
         self.seen[name, where] = join_labels((self.seen.get((name, where), label), label))
 
-    def final_content(self, label: Label) -> Content:
-        """Returns a value's final content; uncounted selections make it private."""
-        counted = self._selections.are_counted(label.selections)
-        return label.holds if counted else label.holds | Content.PRIVATE
-
     @property
     def uncounted(self) -> dict[str, None]:
         """The lines that select rows for a release that may not be counted, each once."""
         return self._selections.uncounted
 
-    def follow(self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL) -> _Labels:
-        """Returns the labels of a program's results, and of its arguments afterwards.
-
-        Labels of arguments change if the arguments are references and the program writes to them.
+    def follow(
+        self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL
+    ) -> list[Label]:
+        """Returns the labels of a program's results.
 
         Args:
           jaxpr: the program.
@@ -127,7 +121,9 @@ class LabelFollower:
           around: the label of the values that decide whether it runs.
         """
         labels = {
-            var: Label(number=self.number("constant", self._constants.get(var, var)))
+            var: typed_label(
+                Label(number=self.number("constant", self._constants.get(var, var))), var
+            )
             for var in jaxpr.constvars
         }
         large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE_SIZE]
@@ -145,15 +141,11 @@ class LabelFollower:
         for eqn in jaxpr.eqns:
             read = [label(atom) for atom in eqn.invars]
             with self._enter(eqn):
-                results, written = self._step(eqn, read, around)
+                results = self._step(eqn, read, around)
                 for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
-                    labels[var] = self._numbered(condition_label(each, around), eqn, read, i)
-            for atom, after in zip(eqn.invars, written, strict=True):
-                if isinstance(atom, Var) and is_reference(atom):
-                    labels[atom] = condition_label(join_labels((labels[atom], after)), around)
-        for var in filter(is_reference, jaxpr.constvars):
-            self.note("reference closed over", "", labels[var])
-        return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
+                    numbered = self._numbered(condition_label(each, around), eqn, read, i)
+                    labels[var] = typed_label(numbered, var)
+        return [label(atom) for atom in jaxpr.outvars]
 
     @contextlib.contextmanager
     def _enter(self, of: JaxprEqn | Jaxpr | str) -> Iterator[None]:
@@ -161,15 +153,15 @@ class LabelFollower:
         yield
         self._within.pop()
 
-    def _step(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
-        """Returns the labels of an equation's results, and of its operands afterwards."""
+    def _step(self, eqn: JaxprEqn, read: list[Label], around: Label) -> list[Label]:
+        """Returns the labels of an equation's results."""
         name = eqn.primitive.name
         if name == "name":  # the primitive of `mark`
-            return [self._marked(eqn, read[0])], read
+            return [self._marked(eqn, read[0])]
         # With a derivative, the functions of seals have more operands.
         sealed = eqn.params.get("name") == SEALED and len(read) == len(eqn.outvars)
         if name in _IDENTITY_PRIMITIVES or sealed:
-            return read, read
+            return read
         if name == "scan":
             return self._scan(eqn, read, around)
         if name == "while":
@@ -180,22 +172,25 @@ class LabelFollower:
             return self._shard_map(eqn, read, around)
         # `Derivations` knows `fold_in` as a hash. Inside the function it would only see arithmetic.
         if eqn.params.get("name") == FOLDED:
-            return [self._folded(eqn, read)], read
+            return [self._folded(eqn, read)]
         inner = [self._expanded(eqn)] if name == HIJAX_CALL else subprograms(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
         if name in {HIJAX_CALL, *PROGRAM_CALLS} and called:
             return self.follow(inner[0], read, around)
         if "callback" in name or name in ("check", "debug_print", "outfeed"):
             self.note(name, self._line(), join_labels((around, *read)))
+        # Others may read what is written to a reference. Those inside a kernel have no such label.
+        references = [x for v, x in zip(eqn.invars, read, strict=True) if is_reference(v)]
+        if name != "get" and any(Content.REFERENCE in label.holds for label in references):
+            self.note("jax.Ref", self._line(), join_labels((around, *read)))
         results = self._applied(eqn, read)
-        # References lose their rows too: each turn of a loop may have written other rows.
         together = dataclasses.replace(join_labels(read), rows=None, number=None)
         for each in inner:  # an unknown call may read and show everything, and run many times
             self.follow(each, [together] * len(each.invars), around)
             # At a second place, so that a draw inside meets itself as another draw of its key.
             with self._enter(_SECOND_TURN):
                 self.follow(each, [together] * len(each.invars), around)
-        return results, [together] * len(read)
+        return results
 
     def _folded(self, eqn: JaxprEqn, read: list[Label]) -> Label:
         """Returns the label of keys that numbers were folded into."""
@@ -230,8 +225,7 @@ class LabelFollower:
         elif name == RELEASE and label.has_data:  # several releases would share one noise
             again = not apart <= self._keys.get(clip, apart)
         elif name == SELECTED:
-            selection = self._selections.select(clip, self._optional_scopes(), self._line())
-            after = dataclasses.replace(after, selections=after.selections | {selection})
+            self._selections.select(clip, self._optional_scopes(), self._line())
         elif name == COUNTED:
             self._selections.count(clip, self._optional_scopes())
         if again:
@@ -310,7 +304,7 @@ class LabelFollower:
         drawn = eqn.effects or name == "rng_uniform"
         return None if drawn or None in numbers or not is_hashable(what) else what
 
-    def _cond(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
+    def _cond(self, eqn: JaxprEqn, read: list[Label], around: Label) -> list[Label]:
         decides, *operands = read
         inner = condition_label(around, decides)
         branches, programs = [], subprograms(eqn.params)
@@ -318,12 +312,9 @@ class LabelFollower:
             self._draws.add_branch(each)
             with self._enter(each):
                 branches.append(self.follow(each, operands, inner))
-        results, written = (
-            [self._choice_label(programs, labels) for labels in zip(*each, strict=True)]
-            for each in zip(*branches, strict=True)
-        )
+        results = [self._choice_label(programs, each) for each in zip(*branches, strict=True)]
         # The results show which branch ran.
-        return [condition_label(each, decides) for each in results], [decides, *written]
+        return [condition_label(each, decides) for each in results]
 
     def _choice_label(self, branches: Sequence[Jaxpr], labels: Sequence[Label]) -> Label:
         """Returns the label of a value computed by one of several branches."""
@@ -333,12 +324,12 @@ class LabelFollower:
         made = zip(map(id, branches), numbers, strict=True)
         return dataclasses.replace(found, number=self.number("either", self._path(), *made))
 
-    def _scan(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
+    def _scan(self, eqn: JaxprEqn, read: list[Label], around: Label) -> list[Label]:
         # The operands are constants, the initial carry, and arrays that are cut into slices.
         first, number = scan_parts(eqn)
         turns, last = self._repeats(eqn, read), first + number
 
-        def turn(now: list[Label], other: bool) -> _Labels:
+        def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
             """Returns the labels of a turn's results, and of the loop's operands after it."""
             carry = turns.next_turn(now[first:last]) if other else now[first:last]
             slices = [
@@ -346,40 +337,37 @@ class LabelFollower:
                 for i, label in enumerate(now[last:])
             ]
             given = [*now[:first], *carry, *slices]
-            results, written = self.follow(eqn.params["jaxpr"].jaxpr, given, around)
-            length = eqn.params["length"]
-            carried = turns.carry(written[first:last], results[:number], length)
-            behind = _written_labels(eqn.invars[last:], now[last:], written[last:])
-            return [*carried, *results[number:]], [*written[:first], *carried, *behind]
+            results = self.follow(eqn.params["jaxpr"].jaxpr, given, around)
+            carried = turns.carry(carry, results[:number], eqn.params["length"])
+            return [*carried, *results[number:]], [*now[:first], *carried, *now[last:]]
 
-        results, now = self._turns(turn, read, several=eqn.params["length"] > 1)
+        results = self._turns(turn, read, several=eqn.params["length"] > 1)
         stacks = [
             turns.leave(x, example_axes.stack_turns, i) for i, x in enumerate(results[number:])
         ]
-        return [*turns.last_turn(results[:number]), *stacks], now
+        return [*turns.last_turn(results[:number]), *stacks]
 
-    def _while(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
+    def _while(self, eqn: JaxprEqn, read: list[Label], around: Label) -> list[Label]:
         # The operands are constants of the test, constants of the body, and the initial carry.
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         turns, last = self._repeats(eqn, read), first + second
         test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
 
-        def turn(now: list[Label], other: bool) -> _Labels:
+        def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
             """Returns the labels of a turn's results, and of the loop's operands after it."""
-            tested, used, carry = now[:first], now[first:last], now[last:]
-            carry = turns.next_turn(carry) if other else carry
-            (decides,), _ = self.follow(test, [*tested, *carry], around)
-            results, written = self.follow(body, [*used, *carry], condition_label(around, decides))
+            carry = turns.next_turn(now[last:]) if other else now[last:]
+            (decides,) = self.follow(test, [*now[:first], *carry], around)
+            inner = condition_label(around, decides)
+            results = self.follow(body, [*now[first:last], *carry], inner)
             # The results show how many turns there were.
             results = [condition_label(each, decides) for each in results]
-            carried = turns.carry(written[second:], results, math.inf)
-            return carried, _join_references(eqn.invars, [*tested, *written[:second], *carried])
+            carried = turns.carry(carry, results, math.inf)
+            return carried, [*now[:last], *carried]
 
-        results, now = self._turns(turn, read, several=True)
-        return turns.last_turn(results), now
+        return turns.last_turn(self._turns(turn, read, several=True))
 
-    def _turns(self, turn: _FollowTurn, read: list[Label], *, several: bool) -> _Labels:
-        """Returns labels that hold after any turn: one more turn leaves them unchanged.
+    def _turns(self, turn: _FollowTurn, read: list[Label], *, several: bool) -> list[Label]:
+        """Returns the labels of the results of any turn: one more turn leaves them unchanged.
 
         Whether two turns draw the same noise depends on the carried values. So turns are first
         followed without recording draws, until the labels are stable. If there are `several` turns,
@@ -400,19 +388,15 @@ class LabelFollower:
                 with self._enter(_SECOND_TURN):
                     others, after = turn(now, True)
                 results = [
-                    dataclasses.replace(
-                        one,
-                        holds=one.holds | other.holds,
-                        selections=one.selections | other.selections,
-                    )
+                    dataclasses.replace(one, holds=one.holds | other.holds)
                     for one, other in zip(results, others, strict=True)
                 ]
             if after == now:
                 break
             now = after
-        return results, now
+        return results
 
-    def _shard_map(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
+    def _shard_map(self, eqn: JaxprEqn, read: list[Label], around: Label) -> list[Label]:
         devices, (jaxpr,) = self._repeats(eqn, read), subprograms(eqn.params)
         into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
         given = []
@@ -424,12 +408,12 @@ class LabelFollower:
                     part, varying=part.varying.union(*map(example_axes.mesh_axes, spec))
                 )
             )
-        found, written = self.follow(jaxpr, given, around)
+        found = self.follow(jaxpr, given, around)
         results = []
         for i, (label, spec) in enumerate(zip(found, out_of, strict=True)):
             whole = devices.leave(label, functools.partial(example_axes.join_devices, spec=spec), i)
             results.append(dataclasses.replace(whole, varying=whole.varying - manual_axes(eqn)))
-        return results, _written_labels(eqn.invars, read, written)
+        return results
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> LoopLabels:
         name = f"{eqn.primitive.name} in {self._line()}"
@@ -463,24 +447,11 @@ def _is_table(jaxpr: Jaxpr, var: Var) -> bool:
     return bool(uses) and not shown and all(map(uses_own_table, uses))
 
 
-def _written_labels(
-    atoms: Sequence[Var | Literal], before: Sequence[Label], after: Sequence[Label]
-) -> list[Label]:
-    """Returns the labels of operands after a program that got parts of them."""
-    return [
-        join_labels(each) if is_reference(atom) else each[0]
-        for atom, each in zip(atoms, zip(before, after, strict=True), strict=True)
-    ]
-
-
-def _join_references(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Label]:
-    """Returns the labels of operands, joined if several operands are one reference."""
-    return [
-        join_labels(each for other, each in zip(atoms, labels, strict=True) if other is atom)
-        if is_reference(atom)
-        else label
-        for atom, label in zip(atoms, labels, strict=True)
-    ]
+def typed_label(label: Label, var: Var) -> Label:
+    """Returns the label of a variable, which depends on its type for references."""
+    if not is_reference(var):
+        return label
+    return dataclasses.replace(label, holds=label.holds | Content.REFERENCE)
 
 
 def is_reference(atom: Var | Literal) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Iterable
 
 from dpoptax._information_flow.entry_facts import UNKNOWN_FACTS, EntryFacts
 from dpoptax._information_flow.example_axes import ExampleAxes
-from dpoptax._information_flow.noise_draws import Selection
 from dpoptax._support.marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
 
 
@@ -21,6 +20,7 @@ class Content(enum.Flag):
     EXAMPLES = enum.auto()  # private data on the way through a clip
     CLIPPED = enum.auto()  # one example changes it by a bounded amount
     PRIVATE = enum.auto()
+    REFERENCE = enum.auto()  # a `jax.Ref`, or a value that was read from one
 
 
 PRIVATE_DATA = Content.EXAMPLES | Content.CLIPPED | Content.PRIVATE
@@ -39,7 +39,6 @@ class Label:
       number: for values without data, equal for equal values; `None` if nothing is known.
       entries: for values without data, how the entries relate to each other.
       varying: the mesh axes along which devices may have different values.
-      selections: the row selections that it depends on.
     """
 
     holds: Content = Content.NOTHING
@@ -49,7 +48,6 @@ class Label:
     number: Hashable = None
     entries: EntryFacts = UNKNOWN_FACTS
     varying: frozenset[Hashable] = frozenset()
-    selections: frozenset[Selection] = frozenset()
 
     @property
     def has_data(self) -> bool:
@@ -65,7 +63,6 @@ def join_labels(labels: Iterable[Label]) -> Label:
     labels = tuple(labels)
     holds = functools.reduce(operator.or_, {each.holds for each in labels}, Content.NOTHING)
     apart = frozenset[Hashable]().union(*(each.varying for each in labels))
-    selections = frozenset[Selection]().union(*(each.selections for each in labels))
     data = [each for each in labels if each.has_data]
     if not data:
         numbers, entries = {each.number for each in labels}, {each.entries for each in labels}
@@ -74,25 +71,22 @@ def join_labels(labels: Iterable[Label]) -> Label:
             number=numbers.pop() if len(numbers) == 1 else None,
             entries=entries.pop() if len(entries) == 1 else UNKNOWN_FACTS,
             varying=apart,
-            selections=selections,
         )
     found = {each.rows for each in data}
     joined = next((each.joined for each in data if each.joined), "")
     rows = found.pop() if len(found) == 1 else None
     left = next((each.left for each in data if each.left), "")
-    return Label(holds, rows, joined, left, varying=apart, selections=selections)
+    return Label(holds, rows, joined, left, varying=apart)
 
 
 def condition_label(label: Label, by: Label) -> Label:
     """Returns the label of a value that exists only under a condition."""
-    if not (by.holds or by.varying or by.selections):
+    if not (by.holds or by.varying):
         return label
     both = join_labels((label, by))
     if both.has_data:
         return both if by.holds else dataclasses.replace(label, varying=both.varying)
-    return dataclasses.replace(
-        label, holds=both.holds, varying=both.varying, selections=both.selections
-    )
+    return dataclasses.replace(label, holds=both.holds, varying=both.varying)
 
 
 def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
@@ -132,7 +126,8 @@ def shown_kind(holds: Content, in_stage: bool = False) -> str:
         return "private"
     if Content.SECRET in holds:
         return "secret" if in_stage else "private"
-    return "released" if Content.RELEASED in holds else "public"
+    # What is written to a reference is shown, so only releases can be read from it.
+    return "released" if holds & (Content.RELEASED | Content.REFERENCE) else "public"
 
 
 def _replace(holds: Content, old: Content, new: Content) -> Content:

@@ -1,7 +1,7 @@
 """Records the noise draws of a program: two by one key, and rows that no release counts."""
 
 import contextlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from dpoptax._information_flow.derivations import Derivations, ProgramPath
@@ -95,11 +95,9 @@ class RowSelections:
         """Records that noise is drawn at a place, by the key with this number."""
         self._keys[place] = key
 
-    def select(self, place: ProgramPath, around: ProgramPath, line: str) -> Selection:
-        """Returns the selection by the noise drawn there, within these loops and branches."""
-        selection = self._derivations.source(self._keys.get(place)), around
-        self._lines.setdefault(selection, line)
-        return selection
+    def select(self, place: ProgramPath, around: ProgramPath, line: str) -> None:
+        """Records a selection by the noise drawn there, within these loops and branches."""
+        self._lines.setdefault((self._derivations.source(self._keys.get(place)), around), line)
 
     def count(self, place: ProgramPath, around: ProgramPath) -> None:
         """Records that the release with the noise drawn there is counted."""
@@ -107,11 +105,8 @@ class RowSelections:
         if key is not None:
             self._counted.add((key, around))
 
-    def are_counted(self, selections: Iterable[Selection]) -> bool:
-        """Returns whether each selection belongs to a release that is surely counted."""
-        return all(map(self._is_counted, selections))
-
     def _is_counted(self, selection: Selection) -> bool:
+        """Returns whether a selection belongs to a release that is surely counted."""
         # A count outside of some of these loops and branches runs whenever the selection does.
         key, around = selection
         return any((key, around[:n]) in self._counted for n in range(len(around) + 1))

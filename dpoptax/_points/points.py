@@ -201,8 +201,8 @@ def track_iterates(
 def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     """Returns the points at which this step takes per-example gradients.
 
-    The function finds the states of `track_iterates` and `track_reference` in `opt_state` by their
-    types, at any depth. Without `track_iterates` the point is `params`, as in DP-SGD.
+    The function finds the states of `track_iterates` and of an adaptive clip in `opt_state` by
+    their types, at any depth. Without `track_iterates` the point is `params`, as in DP-SGD.
 
     Privacy: all points are computed from current and earlier parameters, which are public.
 

@@ -19,8 +19,4 @@ if TYPE_CHECKING:
 else:
     from dpoptax._support.lazy import lazy_names
 
-    _MODULES = (
-        *("accountants", "custom_events", "curves", "derived_curves", "events"),
-        *("monte_carlo", "privacy_event", "renyi_accountant", "several_records"),
-    )
-    __getattr__, __dir__, __all__ = lazy_names(__name__, {".": _MODULES})
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -25,7 +25,7 @@ def chacha20(
     """Returns the 16 words of the blocks at `counters` (RFC 8439, section 2.3).
 
     Args:
-      key: uint32, shape (8,), or (…, 8) for keys that broadcast against the counters.
+      key: uint32, shape (8,).
       counters: uint32 of any shape; each word has this shape.
       nonce: three words.
       looped: whether to run the rounds in a loop. A loop compiles fast, but is slow for many
@@ -33,7 +33,7 @@ def chacha20(
         registers.
     """
     start = [jnp.uint32(word) for word in _CONSTANTS]
-    start += [key[..., i] for i in range(KEY_WORDS)]
+    start += [key[i] for i in range(KEY_WORDS)]
     start += [counters, *map(jnp.uint32, nonce)]
     words = list(start)
     if looped:
@@ -45,12 +45,9 @@ def chacha20(
     return [word + first for word, first in zip(words, start, strict=True)]
 
 
-def noise_words(key: jax.Array, counters: jax.Array, stream: int, count: int) -> list[jax.Array]:
-    """Returns `count` words, at most 16, of each counter's block.
-
-    Different streams have different words.
-    """
-    return chacha20(key, counters, (_NOISE, stream, 0))[:count]
+def noise_words(key: jax.Array, counters: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
+    """Returns two words for each stream of each counter's block, of at most eight streams."""
+    return chacha20(key, counters, (_NOISE, streams[0], 0))[: 2 * len(streams)]
 
 
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:

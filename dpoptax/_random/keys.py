@@ -3,6 +3,7 @@
 import numbers
 import os
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Literal, get_args
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpoptax._random import chacha20, threefry
+from dpoptax._random import threefry
 
 Generator = Literal["threefry", "chacha20"]
 
@@ -155,7 +156,7 @@ def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
 @jax.jit
 def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
     """Computes `fold_in`. `dpoptax.information_flow` recognizes it by name (`marks`)."""
-    return (chacha20 if _is_chacha20(key) else threefry).fold_in(key, number)
+    return _generator(key).fold_in(key, number)
 
 
 def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
@@ -163,13 +164,13 @@ def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
 
     For threefry they are `jax.random.split(key, N)[numbers]`, for every N, without a gather.
     """
-    return (chacha20 if _is_chacha20(key) else threefry).split(key, numbers)
+    return _generator(key).split(key, numbers)
 
 
 def two_words(key: jax.Array, number: int) -> jax.Array:
     """Returns two words of the key for a number. They do not reveal the key itself."""
     if _is_chacha20(key):
-        return chacha20.fold_in(key, jnp.uint32(number))[:2]
+        return _generator(key).fold_in(key, jnp.uint32(number))[:2]
     high, low = jax.random.key_data(key)
     return jnp.stack(threefry.threefry(high, low, jnp.uint32(number)))
 
@@ -182,14 +183,18 @@ def words_of(key: jax.Array) -> bytes:
 def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
     """Returns two 32-bit words for each stream at every place.
 
-    Different streams have different words. There are at most eight streams. `key` is one key, or
-    keys that broadcast against the places.
+    Different streams have different words. There are at most eight streams.
     """
-    if _is_chacha20(key):
-        return chacha20.noise_words(key, places, streams[0], 2 * len(streams))
-    words = jax.random.key_data(key)
-    high, low = words[..., 0], words[..., 1]
-    return [word for s in streams for word in threefry.threefry(high, low, places, stream=s)]
+    words: list[jax.Array] = _generator(key).noise_words(key, places, streams)
+    return words
+
+
+def _generator(key: jax.Array) -> ModuleType:
+    if not _is_chacha20(key):
+        return threefry
+    from dpoptax._random import chacha20  # few runs need it
+
+    return chacha20
 
 
 def _is_chacha20(key: jax.Array | np.ndarray) -> bool:

@@ -1,6 +1,5 @@
 """Draws from exact distributions, using bits of SHAKE-256."""
 
-import functools
 import hashlib
 from collections.abc import Iterator
 
@@ -65,14 +64,6 @@ class Shake256:
             if not np.any(np.diff(words[order]) == 0):
                 return order
 
-    def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """Returns the elements at `places` of a cached permutation of range(size).
-
-        The permutation has its own prefix, so it does not depend on earlier requests. No other
-        triple has this prefix, because prefixes encode the label's length.
-        """
-        return _kept_permutation(self._prefix + b"kept", size)[places]
-
     def below(self, bounds: np.ndarray) -> np.ndarray:
         """Returns an independent uniform number in range(bound) for each bound."""
         each = bounds.astype(np.uint64)
@@ -104,8 +95,3 @@ class Shake256:
         self._requests += 1
         request = self._requests.to_bytes(16, "big")
         return hashlib.shake_256(self._prefix + request).digest(count)
-
-
-@functools.lru_cache(maxsize=2)
-def _kept_permutation(prefix: bytes, size: int) -> np.ndarray:
-    return Shake256(prefix).permutation(size)

@@ -1,5 +1,7 @@
 """Computes threefry-2x32 with 20 rounds, unrolled."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,3 +53,9 @@ def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
 def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
     """Returns the keys of `fold_in` for all numbers, (n,)."""
     return fold_in(key, jnp.asarray(numbers, jnp.uint32))
+
+
+def noise_words(key: jax.Array, counters: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
+    """Returns two words for each stream at every counter."""
+    high, low = jax.random.key_data(key)
+    return [word for s in streams for word in threefry(high, low, counters, stream=s)]

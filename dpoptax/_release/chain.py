@@ -15,7 +15,7 @@ from dpoptax._support.tree import PyTree
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Chains transforms like `optax.chain`, and checks the points of the gradients.
 
-    `disk`, `pmlf`, `track_reference` and others have no effect unless the gradients are taken at
+    `disk`, `pmlf` and others have no effect unless the gradients are taken at
     `dpoptax.gradient_points(opt_state, params)`. With this chain, other gradients raise an error
     while the step is traced. With `optax.chain`, `dpoptax.ledgers` warns after the first release.
     The check does not depend on the transforms between the noise stage and the method.

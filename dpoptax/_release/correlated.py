@@ -20,6 +20,8 @@ from dpoptax.matrix._participation import Strategy
 from dpoptax.matrix._strategies import BandedToeplitz
 
 if TYPE_CHECKING:
+    from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
+
     from dpoptax.sampling import Sampler
 
 
@@ -130,7 +132,9 @@ def correlated_noise(
         mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
         noising = _fixed_point_noise(strategy, mechanism)
     else:
-        noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
+        with jax.ensure_compile_time_eval():  # constants even if the factory is called under jit
+            inverse = strategy.noising_matrix()
+        noising = _redrawing(inverse) if isinstance(inverse, tuple) else _buffering(inverse)
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:
         begun = begin(mechanism, key, params)
@@ -204,10 +208,8 @@ def _zeros(like: PyTree) -> PyTree:
     return optax.tree.zeros_like(like, dtype=jnp.float32)  # keeps the sharding
 
 
-def _buffering(strategy: Strategy) -> _Noising:
+def _buffering(noising: "StreamingMatrix") -> _Noising:
     """Computes (M⁻¹ Z)_t from Z_t and buffers of earlier steps."""
-    with jax.ensure_compile_time_eval():  # constants even if the factory is called under jit
-        noising = strategy.noising_matrix()
 
     def next_fn(
         zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array

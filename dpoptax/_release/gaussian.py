@@ -15,8 +15,6 @@ from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random.keys import check_noise_key
 from dpoptax._random.tree_noise import add_noise
-from dpoptax._release.fixed_point import add_noise as add_integers
-from dpoptax._release.fixed_point import grid_of, sensitivity_on_grid
 from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree
@@ -246,11 +244,13 @@ def _add_in_fixed_point(
 ) -> PyTree:
     if mechanism.noise_multiplier == 0.0 and clipped.terms.grid is None:
         return clipped.sum
-    step = grid_of(clipped, mechanism)
-    sensitivity = sensitivity_on_grid(clipped, step)
+    from dpoptax._release import fixed_point  # few runs need it
+
+    step = fixed_point.grid_of(clipped, mechanism)
+    sensitivity = fixed_point.sensitivity_on_grid(clipped, step)
 
     def add(multiplier: float) -> PyTree:
-        return add_integers(clipped.sum, multiplier * sensitivity, key, step)
+        return fixed_point.add_noise(clipped.sum, multiplier * sensitivity, key, step)
 
     if mechanism.schedule is None:
         return add(mechanism.noise_multiplier)

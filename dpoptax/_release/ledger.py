@@ -13,7 +13,6 @@ import optax
 
 from dpoptax._random.keys import two_words
 from dpoptax._support.hosts import check_same_on_hosts
-from dpoptax._support.mixing import mixed
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, check_arrays, kind_of
 
@@ -148,7 +147,7 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> NoiseState:
 
 def replace_key(state: State, key: jax.Array) -> State:
     """Returns a stage's state with another key, for a separate run."""
-    imprint = dataclasses.replace(imprint_of(state), key=_fingerprint(key))
+    imprint = dataclasses.replace(state.imprint, key=_fingerprint(key))
     signed = _signed(state.count, imprint)
     return dataclasses.replace(state, key=key, imprint=signed)
 
@@ -180,14 +179,14 @@ def refusals(state: NoiseState, mechanism: Mechanism, own_rows: jax.Array | np.b
       mechanism: the stage's mechanism.
       own_rows: whether the rows of the sum, if any were selected, were selected for this release.
     """
-    found = _refusals(state.count, state.key, imprint_of(state), _values(mechanism), own_rows)
+    found = _refusals(state.count, state.key, state.imprint, _values(mechanism), own_rows)
     return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
 def refusals_so_far(state: NoiseState) -> int:
     """Returns the bits of the reasons to refuse further releases, 0 for none."""
     found = _read_refusals(
-        state.count, state.key, imprint_of(state), _values(state.mechanism), np.bool_(True)
+        state.count, state.key, state.imprint, _values(state.mechanism), np.bool_(True)
     )
     return int(found)
 
@@ -220,9 +219,9 @@ def count_release(state: State, refused: jax.Array, points: int) -> State:
 
     `points` is the `points_code` of its gradients.
     """
-    imprint = imprint_of(state)
     # `full_like` keeps the placement of the array.
-    imprint = dataclasses.replace(imprint, points=jnp.full_like(imprint.points, np.uint32(points)))
+    code = jnp.full_like(state.imprint.points, np.uint32(points))
+    imprint = dataclasses.replace(state.imprint, points=code)
     state = dataclasses.replace(state, imprint=imprint)
     return _counted(state, optax.safe_increment(state.count), refused)
 
@@ -233,7 +232,7 @@ def count_releases(state: State, count: int, refused: int) -> State:
 
 
 def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
-    signed = _signed(count, dataclasses.replace(imprint_of(state), refused=refused))
+    signed = _signed(count, dataclasses.replace(state.imprint, refused=refused))
     return dataclasses.replace(state, count=count, imprint=signed)
 
 
@@ -297,22 +296,9 @@ def _copy_key(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
-def imprint_of(state: NoiseState) -> Imprint:
-    """Returns the imprint of a noise stage's state, or raises an error if it has none."""
-    imprint = getattr(state, "imprint", None)
-    if not isinstance(imprint, Imprint):
-        raise ValueError(
-            "The noise state has no imprint of its mechanism, as in earlier versions of dpoptax. "
-            "The noise of its releases cannot be verified. Finish the run with the version that "
-            "started it, or start a new run from its parameters with `tx.init` and account for "
-            "both runs."
-        )
-    return imprint
-
-
 def check_imprint(state: NoiseState) -> None:
     """Raises an error if a ledger's arrays have changed their dtypes."""
-    imprint = imprint_of(state)
+    imprint = state.imprint
     kinds = {
         "count": (state.count, jnp.int32),
         **{f.name: (getattr(imprint, f.name), jnp.uint32) for f in dataclasses.fields(imprint)},
@@ -348,4 +334,12 @@ def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Arr
     )
     # Mixing each word with its place makes the checksum depend on the order of words.
     places = np.arange(1, 1 + words.size, dtype=np.uint32) * np.uint32(0x9E3779B9)
-    return jnp.sum(mixed(words ^ places), dtype=jnp.uint32)
+    return jnp.sum(_mixed(words ^ places), dtype=jnp.uint32)
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    """Applies a bijection of 32 bits, so that changes do not cancel in a sum."""
+    # The hash "lowbias32" (C. Wellons, 2018).
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))

@@ -18,7 +18,6 @@ from dpoptax._release.ledger import (
     Mechanism,
     NoiseState,
     check_imprint,
-    imprint_of,
     is_ledger,
     refusals_so_far,
 )
@@ -65,9 +64,8 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     Raises:
       TypeError: the state is traced, as inside `jit`.
       ValueError: a ledger refused a release, with the reason; arrays belong to another mechanism,
-        key or ledger; two stages have the same key; the state has a leading axis of several runs,
-        as with `vmap` (see `dpoptax.accounting.guarantee`); or it is from a version without
-        imprints.
+        key or ledger; two stages have the same key; or the state has a leading axis of several
+        runs, as with `vmap` (see `dpoptax.accounting.guarantee`).
     """
     states = states_in(opt_state)
     found: dict[bytes, int] = {}
@@ -85,7 +83,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
                 "with `dpoptax.accounting.guarantee(..., same_batches=...)`."
             )
         _raise_refusals(state)
-        key = np.asarray(imprint_of(state).key).tobytes()
+        key = np.asarray(state.imprint.key).tobytes()
         if key in found:
             raise ValueError(
                 f"Noise stages {found[key]} and {i} of the state must have different keys. Their "
@@ -149,7 +147,7 @@ def _warn_about_points(opt_state: PyTree) -> None:
     """Warns if a method's points were not used in the last release."""
     opt_state = strip_variables(opt_state)
     leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_ledger)
-    releases = [(path, int(imprint_of(x).points)) for path, x in leaves if is_ledger(x)]
+    releases = [(path, int(x.imprint.points)) for path, x in leaves if is_ledger(x)]
     unused = unused_trackers(opt_state, releases)
     if unused:
         warnings.warn(
@@ -192,7 +190,7 @@ def _raise_refusals(state: NoiseState) -> None:
         return
     reasons = [reason for bit, reason in _REASONS.items() if bits & bit]
     if bits & OTHER_MECHANISM:
-        sigma, size = np.asarray(imprint_of(state).values)[:4].view(np.float64)
+        sigma, size = np.asarray(state.imprint.values)[:4].view(np.float64)
         mechanism = state.mechanism
         same = (sigma, size) == (mechanism.noise_multiplier, mechanism.batch_size)
         reasons.append(

@@ -37,15 +37,4 @@ if TYPE_CHECKING:
 else:
     from dpoptax._support.lazy import lazy_names
 
-    _FILES = {
-        "dpoptax._pricing.checks": ("Accountant",),
-        "dpoptax._pricing.custom_events": ("StatedDpEvent",),
-        "dpoptax._pricing.privacy_event": ("PrivacyEvent",),
-        "dpoptax._pricing.trade_off_functions": ("TradeOff",),
-        ".": ("selection",),
-        "._calibration": ("calibrate",),
-        "._guarantee": ("Guarantee",),
-        "._runs": ("guarantee", "planned_guarantee"),
-        "._suggestion": ("PlanOption", "PlanSuggestion", "suggest_plan"),
-    }
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

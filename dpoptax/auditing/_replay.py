@@ -11,7 +11,7 @@ import optax
 
 from dpoptax._points.points import GradientPoints, gradient_points
 from dpoptax._random.keys import fold_in
-from dpoptax._release.ledger import imprint_of, is_ledger, replace_key
+from dpoptax._release.ledger import is_ledger, replace_key
 from dpoptax._support.tree import PyTree
 from dpoptax.auditing._game import Game, leaf_projections
 
@@ -26,7 +26,7 @@ Look = Callable[[PyTree, GradientPoints], jax.Array]
 def _releases(opt_state: PyTree) -> jax.Array:
     """Returns counts and refusals of all ledgers, in tree order, (ledgers, 2)."""
     states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
-    found = [(x.count, imprint_of(x).refused.astype(jnp.int32)) for x in states]
+    found = [(x.count, x.imprint.refused.astype(jnp.int32)) for x in states]
     return jnp.array(found, jnp.int32).reshape(-1, 2)
 
 

@@ -111,19 +111,18 @@ class HypersphericalClip(UnitClip):
         """Returns u(g) in the shapes of the gradients, (B, …); NaN if one is not finite."""
         flat, restore = _flatten(grads, batched=True)
         norm, angles = to_hyperspherical(flat)
-        offsets = _wrap(angles - jnp.broadcast_to(self._origin(reference), angles.shape))
         if self.angle_norm is not None:
-            length = jnp.linalg.norm(offsets, axis=-1, keepdims=True)
-            offsets *= jnp.minimum(1.0, self.angle_norm / jnp.where(length > 0, length, 1.0))
+            length = jnp.linalg.norm(angles, axis=-1, keepdims=True)
+            angles *= jnp.minimum(1.0, self.angle_norm / jnp.where(length > 0, length, 1.0))
         else:
             # The paper's ranges βπ and 2βπ, halved because they are centered.
-            box = self._beta_pi * jnp.full((1, offsets.shape[-1]), 0.5).at[:, -1:].set(1.0)
-            offsets = jnp.clip(offsets, -box, box)
-        # A zero gradient has no direction, so it must not pull the mean anywhere.
-        offsets = jnp.where((norm != 0)[:, None], offsets, 0.0)
+            box = self._beta_pi * jnp.full((1, angles.shape[-1]), 0.5).at[:, -1:].set(1.0)
+            angles = jnp.clip(angles, -box, box)
+        # A zero gradient has no direction, but one of negative zeros has an azimuth of −π.
+        angles = jnp.where((norm != 0)[:, None], angles, 0.0)
         magnitude, angle = self._scales(flat.shape[-1])
         bounded = jnp.clip(norm, -self.l2_clip_norm, self.l2_clip_norm)
-        encoded = jnp.concatenate([bounded[:, None] / magnitude, offsets / angle], axis=-1)
+        encoded = jnp.concatenate([bounded[:, None] / magnitude, angles / angle], axis=-1)
         finite = jnp.all(jnp.isfinite(flat), axis=-1, keepdims=True)
         return restore(jnp.where(finite, encoded, jnp.nan))
 
@@ -131,14 +130,10 @@ class HypersphericalClip(UnitClip):
         """Returns the gradient with the magnitude and angles of the noisy mean."""
         flat, restore = _flatten(mean)
         magnitude, angle = self._scales(flat.size)
-        norm, angles = magnitude * flat[0], angle * flat[1:] + self._origin(reference)
+        norm, angles = magnitude * flat[0], angle * flat[1:]
         if flat.size > 1:
             norm = jnp.maximum(norm, 0.0)
         return restore(from_hyperspherical(norm, angles))
-
-    def _origin(self, reference: PyTree) -> jax.Array | float:
-        """Returns the angles that offsets are measured from, by default the equator."""
-        return 0.0 if reference is None else to_hyperspherical(_flatten(reference)[0])[1]
 
     @property
     def _beta_pi(self) -> float:
@@ -162,22 +157,20 @@ def hyperspherical_clip(
 ) -> HypersphericalClip:
     """Clips each example's magnitude and hyperspherical angles; GeoDP with a proof.
 
-        u(g) = (λ min(‖g‖, C)/C,  √(1 − λ²) clip(ψ(g) − ψ_ref)/ρ),    ‖u(g)‖ ≤ 1
+        u(g) = (λ min(‖g‖, C)/C,  √(1 − λ²) clip(ψ(g))/ρ),    ‖u(g)‖ ≤ 1
 
-    ψ are the hyperspherical angles measured from the equator. ψ_ref is public: the equator, or,
-    with `dpoptax.extend.track_reference` in the optimizer, the direction of the last release. The
-    offset is clipped to l2 norm ρ = `angle_norm`, or to the box of half-widths βπ/2, …, βπ/2, βπ,
-    whose corner is at ρ = √(d + 2)βπ/2. With β = 1 and the equator the box does not clip.
-    `dpoptax.gaussian_noise` adds σN(0, I) to the sum of the u, divides by B, and decodes the mean
-    encoding to a gradient.
+    ψ are the hyperspherical angles measured from the equator. They are clipped to l2 norm ρ =
+    `angle_norm`, or to the box of half-widths βπ/2, …, βπ/2, βπ, whose corner is at ρ =
+    √(d + 2)βπ/2. With β = 1 the box does not clip. `dpoptax.gaussian_noise` adds σN(0, I) to the
+    sum of the u, divides by B, and decodes the mean encoding to a gradient.
 
     Privacy: one example changes the sum by at most 1 in l2 norm, so the guarantee is that of DP-SGD
     at the same noise multiplier. An example whose gradient is not finite adds exactly zero.
 
     Use it to study angles, and `l2_clip` to train. The mean of the angles is not the angle of the
     mean: for 256 examples of 500 parameters at σ = 1, the release has cosine 0.58 with the true
-    gradient at the best ρ, against 0.95 with `l2_clip` (experiments/results/REPRODUCTION.md). A
-    reference mostly keeps its own direction. This clip needs the memory of per-example gradients.
+    gradient at the best ρ, against 0.95 with `l2_clip` (experiments/results/REPRODUCTION.md). This
+    clip needs the memory of per-example gradients.
 
     Args:
       l2_clip_norm: C, the largest magnitude.
@@ -207,12 +200,6 @@ def hyperspherical_clip(
         None if beta is None else float(beta),
         float(magnitude_weight),
     )
-
-
-def _wrap(offsets: jax.Array) -> jax.Array:
-    """Wraps the offset of the azimuth, the last angle, into [−π, π)."""
-    last = jnp.mod(offsets[..., -1:] + math.pi, 2 * math.pi) - math.pi
-    return jnp.concatenate([offsets[..., :-1], last], axis=-1)
 
 
 def _flatten(

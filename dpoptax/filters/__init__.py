@@ -25,9 +25,4 @@ if TYPE_CHECKING:
 else:
     from dpoptax._support.lazy import lazy_names
 
-    _FILES = {
-        ".": ("spectrum",),
-        "._coefficients": ("Filter", "impulse_response", "preset", "presets", "validate"),
-        "._kalman": ("kalman_gain",),
-    }
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,14 +1,12 @@
 """Kalman gains, from given variances or estimated from released gradients."""
 
 import math
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import DTypeLike
-from numpy.typing import NDArray
 
 from dpoptax._clipped_sum.clipped_sum import check_released
 from dpoptax._support.tree import PyTree, check_decays, check_stddev
@@ -16,35 +14,8 @@ from dpoptax.filters._disk import corrected
 from dpoptax.filters._low_pass import mean_share
 
 
-# The limit: one number.
-@overload
-def kalman_gain(
-    *,
-    noise_stddev: float,
-    drift_stddev: float,
-    hessian_stddev: float = ...,
-    steps: None = ...,
-    initial_variance: float = ...,
-) -> float: ...
-# Per step: error variances and gains, each of shape (steps,).
-@overload
-def kalman_gain(
-    *,
-    noise_stddev: float,
-    drift_stddev: float,
-    hessian_stddev: float = ...,
-    steps: int,
-    initial_variance: float = ...,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
-def kalman_gain(
-    *,
-    noise_stddev: float,
-    drift_stddev: float,
-    hessian_stddev: float = 0.0,
-    steps: int | None = None,
-    initial_variance: float = 0.0,
-) -> float | tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the gain of DiSK's scalar Kalman filter, in the limit or step by step.
+def kalman_gain(*, noise_stddev: float, drift_stddev: float, hessian_stddev: float = 0.0) -> float:
+    """Returns the gain κ to which DiSK's scalar Kalman filter converges.
 
     With s = σ_H² + σ_v², the error variance p and the gain k follow
 
@@ -57,11 +28,6 @@ def kalman_gain(
       drift_stddev: σ_v, the change of one coordinate of the gradient per step beyond the
         prediction.
       hessian_stddev: σ_H, the error of the predicted change.
-      steps: the number of steps of the recursion to return, or `None` for κ.
-      initial_variance: p_{−1}, for the recursion.
-
-    Returns:
-      κ as a float. With `steps`, the pair of arrays p_t and k_t, each of shape (steps,).
 
     Raises:
       ValueError: a standard deviation is negative or not finite, or σ_w is not above σ_H.
@@ -84,16 +50,8 @@ def kalman_gain(
         )
     w, v, h = (value**2 for value in values)
     s = h + v
-    if steps is None:
-        p = (math.sqrt(s * (s + 4.0 * (w - h))) - s) / 2.0
-        return (p + s) / (p + w + v)
-    p, trace = initial_variance, []
-    for _ in range(steps):
-        k = (p + s) / (p + w + v)
-        p = (1.0 - k) * (p + s)
-        trace.append((p, k))
-    errors, gains = np.array(trace).reshape(-1, 2).T
-    return errors, gains
+    p = (math.sqrt(s * (s + 4.0 * (w - h))) - s) / 2.0
+    return (p + s) / (p + w + v)
 
 
 class AdaptiveKalmanState(NamedTuple):

@@ -2,16 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpoptax.matrix._participation import Strategy
-from dpoptax.matrix._strategies import checked_coefficients, jax_privacy_module, stable_key
-
-if TYPE_CHECKING:
-    import jax
-    from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
+from dpoptax.matrix._strategies import checked_coefficients, stable_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +69,6 @@ class BandedInverseToeplitz(Strategy):
     def checkpoint_key(self) -> str:
         return stable_key("banded_inverse_toeplitz/1", self.steps, *self.coefficients)
 
-    @property
-    def redrawn(self) -> tuple[float, ...] | None:
-        """‖A e_1‖ d_i, the weight of Z_{t−i} in the noise of step t, rounded to float32."""
-        return tuple(self._weights.tolist())
-
     def column(self, steps: int) -> np.ndarray:
         """Returns the first column of A over `steps` steps.
 
@@ -91,22 +81,9 @@ class BandedInverseToeplitz(Strategy):
         weights = self._weights.astype(float)
         return reciprocal(weights / weights[0], self.steps)[:steps] / weights[0]
 
-    def noising_matrix(self) -> "StreamingMatrix":
-        """Returns A⁻¹ with b − 1 buffers, to compute noise outside of `correlated_noise`."""
-        import jax.numpy as jnp
-
-        streaming = jax_privacy_module("matrix_factorization.streaming_matrix")
-        first, *others = self._weights
-        weights = jnp.asarray(others, jnp.float32)
-
-        def init(like: "jax.Array") -> "jax.Array":
-            return jnp.zeros((weights.size, *like.shape), jnp.float32)
-
-        def multiply(white: "jax.Array", last: "jax.Array") -> "tuple[jax.Array, jax.Array]":
-            noise = first * white + jnp.tensordot(weights, last, 1)
-            return noise, jnp.concatenate([white[None], last])[: weights.size]
-
-        return streaming.StreamingMatrix.from_array_implementation(init, multiply)
+    def noising_matrix(self) -> tuple[float, ...]:
+        """Returns ‖A e_1‖ d_i, the weight of Z_{t−i} in the noise of step t, rounded to float32."""
+        return tuple(self._weights.tolist())
 
     @property
     def _weights(self) -> np.ndarray:

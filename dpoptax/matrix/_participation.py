@@ -37,8 +37,11 @@ class Strategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def noising_matrix(self) -> "StreamingMatrix":
-        """Returns A⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
+    def noising_matrix(self) -> "StreamingMatrix | tuple[float, ...]":
+        """Returns A⁻¹ in float32, as jax_privacy's `StreamingMatrix` or by its few diagonals.
+
+        If it has few diagonals, earlier noise is drawn again from its keys, not stored in buffers.
+        """
 
     @property
     @abc.abstractmethod
@@ -48,14 +51,6 @@ class Strategy(abc.ABC):
         Checkpoints store its checksum, so it must not change while the noise is the same. Use a
         name, a version and `float.hex` of each parameter.
         """
-
-    @property
-    def redrawn(self) -> tuple[float, ...] | None:
-        """The weights of Z_t, Z_{t−1}, … in row t of A⁻¹, or None if they are many.
-
-        With these weights, noise is drawn again from its keys instead of stored in buffers.
-        """
-        return None
 
     def under(self, sampler: Sampler) -> "Participation":
         """Returns the strategy with a sampler, which `dpoptax.accounting` can price.

@@ -39,33 +39,4 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
 else:
     from dpoptax._support.lazy import lazy_names
 
-    __getattr__, __dir__, __all__ = lazy_names(
-        __name__,
-        {
-            "._batches": ("check_rows", "draw", "read_batch"),
-            "._private_run": (
-                "PrivateRun",
-                "noise_key_of",
-                "noise_stage",
-                "sampler_of",
-                "seeded",
-                "shared_key",
-            ),
-            "._identity": ("Hidden", "RunIdentity", "data_of", "draws_of", "noise_of", "settings"),
-            ".._support.digests": (
-                "array_digest",
-                "digest_of",
-                "rows_digest",
-                "traced",
-                "tree_digest",
-            ),
-            ".._support.hosts": (
-                "OtherRunError",
-                "check_same_on_hosts",
-                "differing",
-                "shared_bytes",
-            ),
-            ".._support.rounded": ("delta_text", "epsilon_text"),
-            ".._random.keys": ("generator_of", "key_of_words", "words_of"),
-        },
-    )
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,8 +1,9 @@
 """Batch sampling: the records of each step, and the privacy event of drawing them.
 
 A sampler is a small frozen dataclass. `sampler.sample(t)` is a function of the seed and t only, so
-a restored run continues with the same draws and any step can be replayed. Drawing takes memory and
-time proportional to the batch size, for data sets of any size. All samples have the same shape,
+a restored run continues with the same draws and any step can be replayed. Poisson and fixed-size
+sampling take memory and time proportional to the batch size, for data sets of any size. Samplers
+whose steps depend on each other keep about one number per record. All samples have the same shape,
 `padded_size`, with a mask of valid entries, so a jitted step compiles once. Records and padding are
 in random order. The bound on rounding errors requires that a record does not move the others.
 
@@ -32,13 +33,4 @@ if TYPE_CHECKING:
 else:
     from dpoptax._support.lazy import lazy_names
 
-    _FILES = {
-        "._allocation": ("RandomAllocationSampler",),
-        "._base": ("Sample", "Sampler"),
-        "._fixed_size": ("FixedSizeSampler",),
-        "._grouped": ("GroupedPoissonSampler",),
-        "._poisson": ("PoissonSampler",),
-        "._separated": ("MinSeparationSampler",),
-        "._shuffled": ("ShuffledSampler",),
-    }
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _FILES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,7 +1,8 @@
 """The base classes of samplers."""
 
 import abc
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, get_args
 
@@ -20,7 +21,10 @@ SEED_BYTES = 32
 """The length of a seed for SHAKE-256."""
 
 # Methods that decide which records are drawn.
-_DRAWING = ("sample", "samples", "_draws", "_pcg64", "_shake256", "_pad")
+_DRAWING = (
+    *("sample", "samples", "_draw_stretch", "_draws", "_keep", "_order", "_pad", "_pcg64"),
+    "_shake256",
+)
 
 
 def checked_step(step: int) -> int:
@@ -209,6 +213,26 @@ class Sampler(abc.ABC):
         assert isinstance(self.seed, bytes)
         return shake256(self.seed, type(self).__name__, key)
 
+    def _keep(self, key: int, draw: Callable[[tuple[int, Any] | None], Any]) -> Any:
+        """Returns what is drawn for a key, which is kept until another key is drawn.
+
+        `draw` gets the last key with its result. It must return the same for the same key: each
+        sampler keeps one result for speed only, and runs may take turns.
+        """
+        kept = _kept_results(self)
+        last = kept[0]
+        if last is None or last[0] != key:
+            last = kept[0] = key, draw(last)
+        return last[1]
+
+    def _order(self, key: int) -> np.ndarray:
+        """Returns a random order of all records, a function of the seed and a key."""
+        # The keys of steps and epochs have one number.
+        order: np.ndarray = self._keep(
+            key, lambda _: self._draws(key, 0).permutation(self.dataset_size)
+        )
+        return order
+
     def _pad(self, drawn: np.ndarray, draws: Draws) -> Sample:
         """Returns records and padding in random order.
 
@@ -220,6 +244,11 @@ class Sampler(abc.ABC):
         indices[: len(drawn)] = np.sort(drawn)
         places = draws.permutation(self.padded_size)
         return Sample(indices[places], (np.arange(self.padded_size) < len(drawn))[places])
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_results(sampler: Sampler) -> list[Any]:
+    return [None]
 
 
 def _place(cls: type, name: str) -> int:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 class CyclicPoissonSampler(CutSampler):
     """Draws Poisson samples from `cycle_length` groups of records that take turns.
 
-    A keyed permutation assigns the records to groups of g = ⌊N/cycle_length⌋. Step t draws each
-    record of group t mod cycle_length independently with probability B/g. Two possible
-    participations of a record are cycle_length steps apart, as correlated noise requires
-    (`dpoptax.matrix`). If B = g, every record takes part in every turn of its group: the batches
-    have a fixed order, without amplification. cycle_length = 1 is Poisson sampling.
+    The records are assigned to groups of g = ⌊N/cycle_length⌋ in a random order, which the sampler
+    keeps. Step t draws each record of group t mod cycle_length independently with probability B/g.
+    Two possible participations of a record are cycle_length steps apart, as correlated noise
+    requires (`dpoptax.matrix`). If B = g, every record takes part in every turn of its group: the
+    batches have a fixed order, without amplification. cycle_length = 1 is Poisson sampling.
 
     Up to cycle_length − 1 leftover records are never drawn. A draw larger than `padded_size` is cut
     to a uniformly random subset. A step is cut with probability 10^-12, which is accounted for.
@@ -81,9 +81,7 @@ class CyclicPoissonSampler(CutSampler):
         draws = self._draws(step)
         drawn = draws.by_chance(*self._rates, self._largest)
         first = (step % self.cycle_length) * self.group_size
-        # The keys of steps have one number, so this key is different from all of them.
-        order = self._draws(0, 0)
-        return self._pad(order.permuted(first + drawn, self.dataset_size), draws)
+        return self._pad(self._order(0)[first + drawn], draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of ⌈steps/cycle_length⌉ independent noisy sums over one group."""

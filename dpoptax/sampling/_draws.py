@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from dpoptax._random.shake256 import Shake256
@@ -55,48 +54,6 @@ class Pcg64:
         """Returns a uniformly random permutation of range(size)."""
         return self._rng.permutation(size)
 
-    def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """Returns the entries at `places` of a keyed permutation, evaluated only there."""
-        return permuted(places, size, self._rng)
-
-
-def permuted(
-    places: np.ndarray, size: ArrayLike, rng: np.random.Generator, label: ArrayLike = 0
-) -> np.ndarray:
-    """Returns the entries at `places` of keyed pseudorandom permutations of range(size).
-
-    A Feistel network permutes the cells (left, right) of a grid with at least `size` cells: each
-    round adds a hash of one half to the other, which is invertible. Cells outside the range pass
-    through the network again until they are inside (cycle walking).
-
-    Args:
-      places: (places,).
-      size: the size of the permutation, or (places,) if several are used.
-      rng: draws the key.
-      label: identifies the permutation, or (places,).
-    """
-    sizes, labels = (np.broadcast_to(np.asarray(x, np.uint64), places.shape) for x in (size, label))
-    rows = np.sqrt(np.maximum(sizes, 1) - 1.0).astype(np.uint64) + np.uint64(1)
-    columns = (sizes + rows - np.uint64(1)) // rows
-    keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)
-    apart = _hash(labels, rng.integers(0, 2**64, dtype=np.uint64))
-    result = places.astype(np.uint64)
-    outside = np.arange(len(result))
-    while len(outside):
-        # `_hash` has 32 bits; shifted, the label changes the upper half of the round keys.
-        wide, high, key = columns[outside], rows[outside], apart[outside] << np.uint64(32)
-        left, right = np.divmod(result[outside], wide)
-        for first, second in keys.reshape(-1, 2):
-            left = (left + _hash(right, first + key)) % high
-            right = (right + _hash(left, second + key)) % wide
-        result[outside] = left * wide + right
-        outside = outside[result[outside] >= sizes[outside]]
-    return result.astype(np.int64)
-
-
-def _hash(values: np.ndarray, key: np.uint64 | np.ndarray) -> np.ndarray:
-    """Returns the upper 32 bits of SplitMix64's finalizer of value + key, modulo 2^64."""
-    mixed = (values + key) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed >> np.uint64(32)
+    def below(self, bounds: np.ndarray) -> np.ndarray:
+        """Returns an independent uniform number in range(bound) for each bound."""
+        return self._rng.integers(bounds)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from dpoptax.sampling._base import Sample, Sampler, checked_step
 
 if TYPE_CHECKING:
@@ -19,8 +17,7 @@ class ShuffledSampler(Sampler):
     shuffled batches is far weaker than that of Poisson sampling, and no accountant here supports
     it. The last step of an epoch has the remaining N − B (⌈N/B⌉ − 1) records.
 
-    The order is a keyed permutation that is evaluated only at the positions of one step, so no
-    array of N entries is created.
+    The sampler keeps the order of an epoch, N numbers.
 
     Raises:
       ValueError: an argument is out of range.
@@ -42,9 +39,7 @@ class ShuffledSampler(Sampler):
         step = checked_step(step)
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
-        positions = np.arange(first, min(first + self.batch_size, self.dataset_size))
-        draws = self._draws(epoch)
-        return self._pad(draws.permuted(positions, self.dataset_size), draws)
+        return self._pad(self._order(epoch)[first : first + self.batch_size], self._draws(epoch))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Raises a `ValueError`, since no ε is known for shuffled batches."""

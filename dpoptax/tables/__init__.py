@@ -18,7 +18,15 @@ Source: Ghazi et al., "Sparsity-Preserving Differentially Private Training of La
 Models", 2023.
 """
 
-from dpoptax.tables._lookups import Located, apply_updates, locate, look_up, put_rows, take_rows
+from dpoptax.tables._lookups import (
+    Located,
+    apply_updates,
+    locate,
+    look_up,
+    put_rows,
+    rowwise_adagrad,
+    take_rows,
+)
 from dpoptax.tables._row_selecting_noise import (
     RowSelectingNoiseState,
     SelectedRows,
@@ -26,7 +34,6 @@ from dpoptax.tables._row_selecting_noise import (
 )
 from dpoptax.tables._row_selection import RowSelectingClip, RowSelection, row_selecting_clip
 from dpoptax.tables._selected_grad import SelectedGrad, selected_grad
-from dpoptax.tables._updates import rowwise_adagrad
 from dpoptax.tables._vocabulary import Vocabulary, select_rows
 
 __all__ = [

@@ -1,19 +1,25 @@
-"""Lookups, reads and writes of table rows."""
+"""Lookups, reads and updates of table rows."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from dpoptax._support.tree import PyTree
+from dpoptax._support.tree import PyTree, widen
 from dpoptax.tables._row_selection import table_rows
-from dpoptax.tables._trained_rows import UNSUPPORTED_USE, TrainedRows
 
 # The largest row number.
 _MAX_INDEX = 2**31 - 1
+
+UNSUPPORTED_USE = (
+    "The loss must read the table only by `dpoptax.tables.look_up(table, lookups)`. Other uses, "
+    "such as tied softmax weights, a norm of the whole table, or ids from elsewhere, have a "
+    "gradient in all rows. Train the whole table with `dpoptax.clipped_grad`, use separate "
+    "parameters for the other use, or select a vocabulary once with `dpoptax.tables.select_rows`."
+)
 
 
 class Located(NamedTuple):
@@ -26,6 +32,26 @@ class Located(NamedTuple):
 
     slots: jax.Array
     frozen: jax.Array | None
+
+
+class TrainedRows:
+    """Substitute for the table in the loss of `selected_grad`, only for `look_up`."""
+
+    def __init__(self, values: jax.Array) -> None:
+        self.values = values
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(UNSUPPORTED_USE)
+
+    __getitem__ = __len__ = __iter__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __matmul__ = __rmatmul__ = __pow__ = __truediv__ = __neg__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raises an error for attributes of arrays."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
 
 
 def look_up(table: Any, lookups: ArrayLike | Located) -> jax.Array:
@@ -142,6 +168,52 @@ def apply_updates(
     applied = optax.apply_updates(leaves, changes)
     applied[place] = table.at[jnp.asarray(rows)].add(change.astype(table.dtype), mode="drop")
     return jax.tree.unflatten(structure, applied)
+
+
+def rowwise_adagrad(
+    table: jax.Array,
+    accumulator: jax.Array,
+    rows: ArrayLike,
+    gradient: jax.Array,
+    *,
+    learning_rate: ArrayLike,
+    eps: float = 1e-8,
+) -> tuple[jax.Array, jax.Array]:
+    """Computes one step of Adagrad with one accumulator per row, on the given rows.
+
+        a_j ← a_j + mean(g_j²),   table_j ← table_j − η g_j / (√a_j + ε)
+
+    A donated table and accumulator are written in place, in time independent of the number of rows
+    of the table. Privacy: post-processing of a release.
+
+    Args:
+      table: (V, d).
+      accumulator: (V,), float32, initially zeros.
+      rows: (k,), distinct; numbers from V on are ignored.
+      gradient: (k, d), the release of the noise stage for the rows.
+      learning_rate: η.
+      eps: ε.
+
+    Returns:
+      The table and the accumulator after the step.
+
+    Source: Mudigere et al., "Software-Hardware Co-design for Fast and Scalable Training of Deep
+    Learning Recommendation Models", 2022; Duchi et al., 2011.
+
+    >>> table, accumulator = rowwise_adagrad(
+    ...     jnp.zeros((3, 2)), jnp.zeros(3), jnp.array([1]), jnp.array([[3.0, -3.0]]),
+    ...     learning_rate=0.5,
+    ... )
+    >>> table.tolist(), accumulator.tolist()
+    ([[0.0, 0.0], [-0.5, 0.5], [0.0, 0.0]], [0.0, 9.0, 0.0])
+    """
+    rows = jnp.asarray(rows)
+    gradient = widen(gradient)
+    squares = jnp.mean(jnp.square(gradient), axis=-1)
+    sums = take_rows(accumulator, rows) + squares
+    step = learning_rate * gradient / (jnp.sqrt(sums) + eps)[:, None]
+    table = table.at[rows].add(-step.astype(table.dtype), mode="drop")
+    return table, accumulator.at[rows].set(sums.astype(accumulator.dtype), mode="drop")
 
 
 def place_of(params: PyTree, where: Callable[[PyTree], Any]) -> int:

@@ -12,7 +12,7 @@ import optax
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._random.keys import check_threefry_key
 from dpoptax._release.gaussian import noisy_mean_of
-from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism, imprint_of
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.marks import COUNTED, NOISE, RELEASE, SELECTED, mark
 from dpoptax._support.serialization import SerializableState
@@ -133,7 +133,7 @@ def row_selecting_noise(
 
 def release_context(state: RowSelectingNoiseState) -> ReleaseContext:
     """Returns the identifier of the next release."""
-    return ReleaseContext(state.noise.count, imprint_of(state.noise).key)
+    return ReleaseContext(state.noise.count, state.noise.imprint.key)
 
 
 def select_release_rows(

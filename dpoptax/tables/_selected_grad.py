@@ -10,9 +10,15 @@ from jax.typing import ArrayLike
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._clipped_sum.clip_per_example import check_mask
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
-from dpoptax._points.points import GradientPoints, ReferenceState, TrackIteratesState
+from dpoptax._points.points import GradientPoints, TrackIteratesState
 from dpoptax._support.tree import PyTree, find_state, kind_of
-from dpoptax.tables._lookups import locate, place_of, take_rows
+from dpoptax.tables._lookups import (
+    UNSUPPORTED_USE,
+    TrainedRows,
+    locate,
+    place_of,
+    take_rows,
+)
 from dpoptax.tables._row_selecting_noise import (
     RowSelectingNoiseState,
     SelectedRows,
@@ -20,7 +26,6 @@ from dpoptax.tables._row_selecting_noise import (
     select_release_rows,
 )
 from dpoptax.tables._row_selection import RowSelectingClip
-from dpoptax.tables._trained_rows import UNSUPPORTED_USE, TrainedRows
 
 
 class SelectedGrad(NamedTuple):
@@ -197,15 +202,12 @@ def _check_memory(opt_state: PyTree, params: PyTree, place: int, clip: RowSelect
 
     Its entries would belong to other rows in each step.
     """
-    for kind, what in (
-        (TrackIteratesState, "gradient points of other iterates (disk, pmlf, inner_outer)"),
-        (ReferenceState, "a reference that follows the run"),
-    ):
-        if find_state(opt_state, kind) is not None:
-            raise ValueError(
-                f"`opt_state` must not have {what}, because the rows of the table change in each "
-                "step. Remove it, or select the rows once with `dpoptax.tables.select_rows`."
-            )
+    if find_state(opt_state, TrackIteratesState) is not None:
+        raise ValueError(
+            "`opt_state` must not have gradient points of other iterates (disk, pmlf, "
+            "inner_outer), because the rows of the table change in each step. Remove it, or select "
+            "the rows once with `dpoptax.tables.select_rows`."
+        )
     sizes = [(clip.selection.capacity,), (clip.selection.table_size,)]
     name = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(params)[place][0])
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):

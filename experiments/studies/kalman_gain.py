@@ -58,12 +58,12 @@ def kalman_convergence(
     >>> bool(abs(result.gain[-1] - result.limits[0]) < 1e-12)
     True
     """
-    variance, gain = kalman_gain(
-        noise_stddev=noise_stddev,
-        drift_stddev=drift_stddev,
-        steps=steps,
-        initial_variance=initial_variance,
-    )
+    p, trace = initial_variance, []
+    for _ in range(steps):
+        k = (p + drift_stddev**2) / (p + drift_stddev**2 + noise_stddev**2)
+        p = (1.0 - k) * (p + drift_stddev**2)
+        trace.append((p, k))
+    variance, gain = np.array(trace).T
     kappa = kalman_gain(noise_stddev=noise_stddev, drift_stddev=drift_stddev)
     measured = np.empty((seeds, steps))
     for seed in range(seeds):

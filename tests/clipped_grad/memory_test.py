@@ -29,7 +29,6 @@ COPIES = [
         0,
     ),
     ("geodp", dpoptax.contrib.geodp(0.1, **NOISE), 0),
-    ("track_reference", dpoptax.extend.track_reference(), 1),
     ("doppler, first order", dpoptax.doppler(*preset("doppler-first-order-1")), 1),
     ("doppler, second order", dpoptax.doppler([0.25, 0.5, 0.25]), 2),
     ("disk", dpoptax.disk(0.7, 0.5), 2),

@@ -151,7 +151,6 @@ WITH_POINTS = {
     ),
     "pmlf": dpoptax.pmlf,
     "inner_outer": lambda: dpoptax.contrib.inner_outer(2, 0.5, 0.9),
-    "track_reference": dpoptax.extend.track_reference,
 }
 AT_PARAMETERS = {
     "disk": lambda: dpoptax.disk(kappa=1.0),
@@ -214,7 +213,7 @@ def test_chain_refuses_gradients_that_it_clips(name):
 
 
 @pytest.mark.parametrize("between", BETWEEN)
-@pytest.mark.parametrize("name", ["disk", "track_reference"])
+@pytest.mark.parametrize("name", ["disk", "pmlf"])
 def test_ledger_warns_of_gradients_at_other_points(name, between):
     tx = optax.chain(_gaussian(), BETWEEN[between](), WITH_POINTS[name](), optax.sgd(0.1))
     state = jax.jit(lambda: _step(tx, ELSEWHERE["params"]))()

@@ -155,17 +155,9 @@ def extreme_gradients(d):
 
 
 @pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize(
-    ("d", "follow"),
-    [
-        (50, True),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, True), (50, False))),
-        (2, False),
-    ],
-)
-def test_every_encoding_has_norm_at_most_one(name, d, follow):
-    reference = helpers.floats(-np.abs(np.random.default_rng(1).normal(size=d)))
-    encode = jax.jit(lambda g: CLIPS[name].encode(g, reference if follow else None))
+@pytest.mark.parametrize("d", [50, pytest.param(3, marks=pytest.mark.slow), 2])
+def test_every_encoding_has_norm_at_most_one(name, d):
+    encode = jax.jit(lambda g: CLIPS[name].encode(g, None))
     norms = np.linalg.norm(np.asarray(encode(extreme_gradients(d)), np.float64), axis=-1)
     assert np.all(norms <= CLIPS[name].sensitivity * (1 + 1e-5))
     assert norms.max() > 0.01  # tiny where the bounds far exceed the angles
@@ -178,34 +170,29 @@ def test_factors_remove_rounding_above_bound():
 
 def test_zero_and_non_finite_gradients_add_exactly_zero():
     clip = CLIPS["l2"]
-    reference = jnp.ones(5)
     rows = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
-    rows[3:] = 0.0
+    rows[3:] = -0.0
     rows[4, 2], rows[5, 0], rows[6, 4] = np.nan, np.inf, -np.inf
     good = np.arange(7) < 3
-    summed = jax.jit(lambda mask: sum_clipped(clip, rows, mask, reference))
+    summed = jax.jit(lambda mask: sum_clipped(clip, rows, mask))
     np.testing.assert_array_equal(summed(~good), 0)
     np.testing.assert_array_equal(summed(np.ones(7, bool)), summed(good))
     np.testing.assert_array_equal(sum_clipped(clip, np.zeros((0, 5), np.float32)), 0)
 
 
 @pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize("follow", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_encoding_matches_formula(name, follow):
+def test_encoding_matches_formula(name):
     clip, d = CLIPS[name], 6
     rng = np.random.default_rng(2)
     grads = 0.5 * rng.normal(size=(30, d))
-    reference = rng.normal(size=d) if follow else None
 
     def elevations(g):
         theta = oracle.to_spherical(g)[1]
         return np.append(np.pi / 2 - theta[:-1], theta[-1])
 
-    origin = elevations(reference) if follow else np.zeros(d - 1)
     weight, expected = clip.magnitude_weight, np.zeros(d)
     for g in grads:
-        offset = elevations(g) - origin
-        offset[-1] = (offset[-1] + np.pi) % (2 * np.pi) - np.pi
+        offset = elevations(g)
         if clip.beta is None:
             radius = clip.angle_norm
             offset *= min(1, radius / np.linalg.norm(offset))
@@ -215,19 +202,18 @@ def test_encoding_matches_formula(name, follow):
             offset = np.clip(offset, -half, half)
         magnitude = min(np.linalg.norm(g), clip.l2_clip_norm) / clip.l2_clip_norm
         expected += np.append(weight * magnitude, np.sqrt(1 - weight**2) * offset / radius)
-    actual = sum_clipped(clip, helpers.floats(grads), None, reference)
+    actual = sum_clipped(clip, helpers.floats(grads))
     # Clipped to slightly less, to leave room for the rounding of norms and factors.
     np.testing.assert_allclose(
         actual, expected, rtol=bounds.gamma(bounds.COEFFICIENT_ROUNDINGS), atol=2e-5
     )
 
 
-def test_decoding_inverts_encoding_around_reference():
+def test_decoding_inverts_encoding():
     clip = dpoptax.contrib.hyperspherical_clip(5.0, angle_norm=10.0)
     grads = np.random.default_rng(4).normal(size=(3, 7)).astype(np.float32)
-    reference = jnp.arange(-3.0, 4.0)
-    encoded = jax.jit(lambda grads: clip.encode(grads, reference))(grads)
-    decode = jax.jit(lambda row: clip.decode(row, reference))
+    encoded = jax.jit(lambda grads: clip.encode(grads, None))(grads)
+    decode = jax.jit(lambda row: clip.decode(row, None))
     for row, gradient in zip(np.asarray(encoded), grads, strict=True):
         np.testing.assert_allclose(decode(row), gradient, atol=2e-5)
 
@@ -283,56 +269,12 @@ def test_clipped_grad_equals_per_example_form():
     params = helpers.mlp_params(0, (4, 3))
     batch = helpers.mlp_batch(0, 10, (4, 3))
     mask = np.arange(10) < 7
-    reference = jax.tree.map(lambda p: helpers.floats(np.asarray(p) + 0.1), params)
-    points = dpoptax.GradientPoints((params,), (1.0,), reference=reference)
     grads = jax.jit(jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0)))(params, batch)
     grads = jax.tree.map(lambda g: np.asarray(g)[:7], grads)
-    expected = sum_clipped(clip, grads, None, reference)
+    expected = sum_clipped(clip, grads)
     for size in (None, 4):
         grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=size)
-        clipped = jax.jit(grad_fn)(points, batch, mask)
+        clipped = jax.jit(grad_fn)(params, batch, mask)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), clipped.sum, expected
         )
-        jax.tree.map(np.testing.assert_array_equal, clipped.reference, reference)
-
-
-@pytest.mark.slow
-def test_reference_is_the_last_release():
-    clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=2.0)
-    tx = optax.chain(
-        dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=problem.BATCH, key=KEY),
-        dpoptax.extend.track_reference(),
-        optax.sgd(0.1),
-    )
-    grad_fn = dpoptax.clipped_grad(problem.loss_fn, clip)
-    x = jnp.ones(8)
-    state = tx.init(x)
-    np.testing.assert_array_equal(dpoptax.gradient_points(state, x).reference, 0)
-
-    def step(carry, batch):
-        x, state = carry
-        clipped = grad_fn(dpoptax.gradient_points(state, x), batch)
-        updates, state = tx.update(clipped, state, x)
-        return (optax.apply_updates(x, updates), state), updates
-
-    _, u, v, _ = problem.make(8)
-    batches = np.float32(u[:5]), np.float32(v[:5])
-    (x, state), updates = jax.jit(lambda c, b: jax.lax.scan(step, c, b))((x, state), batches)
-    reference = dpoptax.gradient_points(state, x).reference
-    np.testing.assert_allclose(reference, -updates[-1] / 0.1, rtol=1e-5)
-    # A gradient along the reference does not have an offset, so only its magnitude is encoded.
-    encoded = sum_clipped(clip, 0.3 * reference[None], None, reference)
-    np.testing.assert_allclose(encoded[1:], 0, atol=1e-6)
-    assert encoded[0] > 0
-    assert dpoptax.ledgers(state)[0].releases == 5
-    assert dpoptax.ledgers(state)[0].mechanism.unproven is None
-
-
-def test_track_reference_refuses_sums_and_second_reference():
-    tx = dpoptax.extend.track_reference()
-    with pytest.raises(TypeError, match="after the noise stage"):
-        tx.update(make_sum([1.0]), tx.init(jnp.zeros(1)))
-    twice = optax.chain(dpoptax.extend.track_reference(), dpoptax.extend.track_reference())
-    with pytest.raises(ValueError, match="at most one ReferenceState"):
-        dpoptax.gradient_points(twice.init(jnp.zeros(2)), jnp.zeros(2))

@@ -205,11 +205,11 @@ LEAKS = {
     on_the_host: "pure_callback",
     chosen: "[2]",
     rounds: "[2]",
-    rounds_by_reference: "[2]",
+    rounds_by_reference: "jax.Ref",
     a_round_later: "[2]",
-    by_reference: "[2]",
+    by_reference: "jax.Ref",
     by_reduction: "[2]",
-    into_the_open: "reference closed over",
+    into_the_open: "jax.Ref",
     lambda *given: given[3].sum(): "[2]",
     lambda *given: given[4].sum: "[2]",
     lambda *given: optax.tree.norm(given[4].sum): "[2]",
@@ -221,7 +221,7 @@ def test_names_paths_around_the_noise(leak):
     flow = flow_of(leak)
     assert LEAKS[leak] in paths(flow.private)
     assert len(paths(flow.private)) == 1 + (leak is on_the_host)
-    assert all(each.where for each in flow.private if leak is not into_the_open)
+    assert all(each.where for each in flow.private)
 
 
 def test_table_names_the_line():
@@ -1077,11 +1077,10 @@ def test_selected_rows_are_private_until_counted():
         first = select(state, TABLE, batch, mask)
         released, after = update(first, state)
         second = select(after, TABLE, batch, mask)
-        jax.debug.print("{}", second.rows.number)
         return first.rows, released, second.rows
 
     flow = flow_of_rows(step)
-    assert paths(flow.private) == {"[2].rows", "[2].number", "debug_print"}
+    assert paths(flow.private) == {"selected rows"}
     assert len(flow.uncounted) == 1
     assert f"that no update counts: {flow.uncounted[0]}" in str(flow)
 
@@ -1094,7 +1093,7 @@ def test_other_stage_with_same_key_counts_no_rows():
         total = dpoptax.extend.trust_clipped(batch[1].sum(), CLIP, examples=8)
         return rows, other.update(total, state.noise)
 
-    assert {"[0].rows", "[0].number"} <= paths(flow_of_rows(step).private)
+    assert "selected rows" in paths(flow_of_rows(step).private)
 
 
 @pytest.mark.parametrize("always", [False, True])
@@ -1192,7 +1191,7 @@ def test_names_argument_that_is_written_to():
         ref[...] += batch.sum()
 
     flow = information_flow(write, jax.new_ref(0.0), BATCH, private_argnums=1)
-    assert paths(flow.private) == {"reference among the arguments"}
+    assert paths(flow.private) == {"jax.Ref"}
 
 
 def test_refuses_argnums_out_of_range():

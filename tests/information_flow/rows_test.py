@@ -40,7 +40,7 @@ def labels_of(fn, *given, public=()):
         for i in range(len(jax.tree.leaves(public)))
     ]
     labels += [Label(Content.PRIVATE, LEADING_AXIS) for _ in jax.tree.leaves(given)]
-    return LabelFollower({}).follow(traced.jaxpr, labels)[0]
+    return LabelFollower({}).follow(traced.jaxpr, labels)
 
 
 def convolved(x, kernel, **options):
@@ -211,16 +211,6 @@ def in_turns(w, x, *_):
     return jnp.moveaxis(orders, 1, 0)
 
 
-def kept_in_a_reference(w, x, *_):
-    ref = jax.new_ref(jnp.zeros((8, 4)))
-
-    def turn(carry, row):
-        ref[...] += row
-        return carry, ref[...]
-
-    return lax.scan(turn, 0, x)[1]
-
-
 def from_other_devices(w, x, *_):
     """Processes row by row, with the row of another device in the same turn."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -266,7 +256,6 @@ OF_SEVERAL = {
     "windows apart": windows_apart,
     "windows beside rows": shifted,
     "turns of a loop": in_turns,
-    "a reference": kept_in_a_reference,
     "turns of several devices": from_other_devices,
     "kernels of groups of a batch": kernels_of_groups,
     "combinations": lambda w, x, *_: jnp.einsum("bij,bk->kij", x, jnp.ones((ROWS, ROWS))),

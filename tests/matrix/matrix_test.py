@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.linalg
 from jax_privacy import matrix_factorization as peer
 
 import dpoptax
@@ -115,7 +116,15 @@ def test_buffered_noise_equals_norm_of_impulse_response(steps):
     assert _buffered_noise(np.zeros(1), np.ones(1), 9) == 3.0  # 1, −1, 1, …
 
 
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, dataclasses.replace(BISR, steps=9)])
+def test_price_uses_float32_weights():
+    weights = np.zeros(9)
+    weights[: len(BISR.coefficients)] = BISR.noising_matrix()
+    assert np.all(weights == weights.astype(np.float32))
+    first = np.linalg.inv(scipy.linalg.toeplitz(weights, np.zeros(9)))[:, 0]
+    np.testing.assert_allclose(first, BISR.column(9), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
 def test_price_uses_float32_coefficients(strategy):
     noising = strategy.noising_matrix()
     with jax.enable_x64(True):  # the values of the noise, without further rounding

@@ -61,7 +61,6 @@ METHODS = {
     "low_pass": lambda: dpoptax.low_pass(*FILTER),
     "low_pass_steady": lambda: dpoptax.low_pass(*FILTER, start="steady"),
     "doppler": lambda: dpoptax.doppler(*FILTER),
-    "track_reference": lambda: dpoptax.extend.track_reference(),
     "track_iterates": lambda: dpoptax.extend.track_iterates([(1.5, -0.5)], [1.0]),
     "disk": lambda: dpoptax.disk(0.7, 0.5),
     "disk_one_gradient": lambda: dpoptax.disk(0.7, None),

@@ -255,7 +255,6 @@ IMPORT = {
 STATE = """
 tx = optax.chain(
     dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)),
-    dpoptax.extend.track_reference(),
     dpoptax.disk(0.7, 0.5),
 )
 state = tx.init(jnp.zeros(3))
@@ -304,12 +303,3 @@ def test_refuses_flax_state_without_imprint():
     del stored["imprint"]
     with pytest.raises(ValueError, match="Finish the run with the version that started it"):
         serialization.from_state_dict(state, stored)
-
-
-def test_refuses_state_without_imprint_and_names_remedy():
-    tx = STAGES["gaussian_noise"](1.0)
-    old = dataclasses.replace(tx.init(PARAMS), imprint=None)
-    with pytest.raises(ValueError, match=r"no imprint.*`tx\.init` and account for both"):
-        dpoptax.ledgers(old)
-    with pytest.raises(ValueError, match="no imprint"):
-        tx.update(clipped(), old)

@@ -12,6 +12,7 @@ import pytest
 
 import dpoptax
 from dpoptax._clipped_sum.clip_per_example import sum_clipped
+from dpoptax._points.points import ReferenceState
 from tests import helpers
 from tests.ghost_clipping import comparison
 from tests.networks import NETWORKS
@@ -259,7 +260,7 @@ def test_errors_name_missing_and_foreign_thresholds():
     ):
         with pytest.raises(TypeError, match=r"only noise stage is.*adaptive_gaussian_noise"):
             other.update(_sum(clip, batch, 0.1), other.init(params))
-    followed = dpoptax.extend.track_reference().init(params)
+    followed = ReferenceState(params)
     with pytest.raises(ValueError, match="needs the threshold"):
         grad_fn(dpoptax.gradient_points(followed, params), batch)
     tx = _stage(dpoptax.contrib.adaptive_clip(0.2))

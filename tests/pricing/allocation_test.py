@@ -69,15 +69,6 @@ class TestDraws:
         # Pairs that share a record are nearly independent.
         assert stats.chisquare(list(pairs.values())).pvalue > 1e-3
 
-    def test_large_groups_use_keyed_permutation(self):
-        sampler = RandomAllocationSampler(20_000, 5000, seed=1)
-        drawn = participation(sampler)
-        loads = drawn.sum(axis=1)
-        assert stats.chisquare(loads).pvalue > 1e-3
-        # Neighboring records share a step as often as any others.
-        shared = int((drawn[:, 1:] * drawn[:, :-1]).sum())
-        assert stats.binomtest(shared, 19_999, 0.25).pvalue > 1e-3
-
     def test_batch_sizes_are_binomial(self):
         counts = [
             int(RandomAllocationSampler(40, 10, seed=seed).sample(2).mask.sum())

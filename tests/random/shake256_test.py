@@ -15,6 +15,7 @@ from dpoptax._random import shake256 as _shake256
 from dpoptax._random.shake256 import Shake256, shake256
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.runs import OtherRunError
+from dpoptax.sampling import _base
 from dpoptax.training import ConfigError, train_and_evaluate
 from dpoptax.training.run.seeds import key_of
 from tests.runs import CONFIG
@@ -137,7 +138,7 @@ class TestBits:
 
         real = hashlib.shake_256
         monkeypatch.setattr(_shake256.hashlib, "shake_256", shake_256)
-        _shake256._kept_permutation.cache_clear()
+        _base._kept_results.cache_clear()
         sampling.ShuffledSampler(40, 10, seed=SEED).sample(0)
         assert len(hashed) == len(set(hashed)) == 2
 
@@ -147,7 +148,7 @@ class TestSamplers:
     def test_draw_depends_only_on_seed_and_step(self, name):
         sampler = SAMPLERS[name]
         first = [sampler.sample(t) for t in range(8)]
-        _shake256._kept_permutation.cache_clear()
+        _base._kept_results.cache_clear()
         for t in reversed(range(8)):
             np.testing.assert_array_equal(sampler.sample(t), first[t])
         assert len({tuple(sample.indices.tolist()) for sample in first}) == 8

@@ -449,7 +449,6 @@ def test_refuses_second_use_of_the_table(loss):
     [
         (dpoptax.disk(0.7, 0.5), "gradient points"),
         (dpoptax.pmlf(2, 0.1, *dpoptax.filters.preset("doppler-first-order-1")), "gradient points"),
-        (dpoptax.extend.track_reference(), "reference"),
         (
             dpoptax.doppler(*dpoptax.filters.preset("doppler-first-order-1")),
             "per table entry",
@@ -457,7 +456,7 @@ def test_refuses_second_use_of_the_table(loss):
         (optax.adam(0.1), "per table entry"),
         (optax.sgd(0.1, momentum=0.9), "per table entry"),
     ],
-    ids=["disk", "pmlf", "reference", "doppler", "adam", "momentum"],
+    ids=["disk", "pmlf", "doppler", "adam", "momentum"],
 )
 def test_refuses_methods_that_remember_other_rows(behind, what):
     params = as_arrays(some_params())
