@@ -103,7 +103,7 @@ class ExperimentConfig:
     Attributes:
         method: Method: gradient points, and the filter of the noisy gradient.
         dataset: digits; mnist, fashion_mnist, cifar10, cifar100 and imagenet; sst2, qnli, mnli and
-            qqp; e2e and dart.
+            qqp.
         data_dir: Directory with the files of the data set, if it has files.
         model: Name of a model of `experiments.models`.
         records_per_user: Maximum number of examples of a user in a step. ε then protects a user.
@@ -144,8 +144,7 @@ class ExperimentConfig:
         lora_rank: Rank of the trained correction to each projection of a published model. None: all
             weights are trained.
         lora_alpha: The correction is multiplied by lora_alpha / lora_rank.
-        lora_projections: Names of the corrected projections. Without names: query and value, or
-            GPT-2's joint projection.
+        lora_projections: Names of the corrected projections. Without names: query and value.
 
     Raises:
         ConfigError: A field is out of range. The message names field, value and remedy.

@@ -98,26 +98,6 @@ SOURCES: dict[str, tuple[RemoteFile, ...]] = {
         "QQP-clean.zip",
         "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
     ),
-    "e2e": _files(
-        "https://raw.githubusercontent.com/tuetschek/e2e-dataset/master/",
-        {
-            "trainset.csv": "f27d48df45815288ab15619d47a79028c300fbb7f42e373668aba0b98c1d57c6",
-            "devset.csv": "fc26b78cdb849c80545f513b223d1e051138b43882eeb79e3eb153e689c864f9",
-        },
-        "e2e/",
-    ),
-    "dart": _files(
-        "https://raw.githubusercontent.com/Yale-LILY/dart/master/data/v1.1.1/",
-        {
-            "dart-v1.1.1-full-train.json": (
-                "0671b56f4b090ccf1c0187364d45c6f1214421d6f1081a21800596860f314e70"
-            ),
-            "dart-v1.1.1-full-dev.json": (
-                "5038f3543b6d59b94ac4e3f69d15a0b01d8578913f862142e7c560200dd6e434"
-            ),
-        },
-        "dart/",
-    ),
 }
 """Files that `fetch` can download, by data set. ImageNet is missing: it needs an account."""
 

@@ -14,9 +14,8 @@ from dpoptax.training.errors import unknown_name
 from experiments.data.features import FeatureMap, example_of, featured
 from experiments.data.tokens import Tokens
 
-Kind = Literal["images", "sentences", "generation"]
-"""An image and its class; a row of tokens and its class; or a row of tokens with a label for each,
-the next token or `NO_LABEL`."""
+Kind = Literal["images", "sentences"]
+"""An image and its class, or a row of tokens and its class."""
 
 
 class Shapes(NamedTuple):
@@ -50,7 +49,7 @@ class PublishedDataset:
         load: Reads it from a directory; texts also need `Tokens`.
         train_size: Number of training examples.
         input_shape: Shape of one image.
-        num_classes: Number of classes; 0 for generation.
+        num_classes: Number of classes.
         kind: Kind of its examples.
         find: Raises `formats.MissingFilesError` if a directory lacks a file; reads none.
     """
@@ -68,8 +67,7 @@ class PublishedDataset:
             inputs = jax.ShapeDtypeStruct(self.input_shape, np.float32)
         else:
             inputs = jax.ShapeDtypeStruct((length,), np.int32)
-        labels = (length,) if self.kind == "generation" else ()
-        example = {"inputs": inputs, "labels": jax.ShapeDtypeStruct(labels, np.int32)}
+        example = {"inputs": inputs, "labels": jax.ShapeDtypeStruct((), np.int32)}
         return Shapes(self.train_size, example, self.num_classes)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from dpoptax.training import ConfigError
-from dpoptax.training.data.dataset import NO_LABEL
 
 _CHUNK = 8192  # texts that are encoded at once; an encoding takes much more memory than its tokens
 
@@ -53,38 +52,6 @@ class Tokens:
             row[: len(tokens)] = tokens
         return rows
 
-    def continuations(
-        self, sources: Sequence[str], targets: Sequence[str]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows SOURCE <|endoftext|> TARGET <|endoftext|> and the next tokens.
-
-        If a row is too long, the source is cut to at least half of the length, then the target.
-
-        Returns:
-            Inputs and labels, (len(sources), length), int32. A label is the next token where that
-            belongs to the target or ends it, and NO_LABEL elsewhere.
-
-        Raises:
-            ConfigError: The tokenizer is missing, or it has no end of text.
-        """
-        end = self.end
-        inputs = np.full((len(sources), self.length), end, np.int32)
-        labels = np.full_like(inputs, NO_LABEL)
-        spaced = [" " + target for target in targets]
-        pairs = zip(self._whole(sources), self._whole(spaced), strict=True)
-        for row, (source, target) in enumerate(pairs):
-            source = source[: max(self.length // 2, self.length - len(target) - 1)]
-            start = min(len(source), self.length - 1)
-            whole = [*source[:start], end, *target, end][: self.length + 1]
-            inputs[row, : len(whole) - 1] = whole[:-1]
-            labels[row, start : len(whole) - 1] = whole[start + 1 :]
-        return inputs, labels
-
-    @property
-    def end(self) -> int:
-        """Returns the number of <|endoftext|>."""
-        return self._special("<|endoftext|>")
-
     def tokenizer(self) -> Any:
         """Returns the tokenizer of the `tokenizers` library, or raises a `ConfigError`."""
         if self.folder is None:
@@ -95,20 +62,12 @@ class Tokens:
             )
         return _load(self.folder)
 
-    def _whole(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yields the tokens of each text, without truncation or special tokens."""
-        tokenizer = self.tokenizer()
-        tokenizer.post_processor = None
-        tokenizer.no_truncation()
-        return _encode(tokenizer, texts)
-
     def _special(self, name: str) -> int:
         number = self.tokenizer().token_to_id(name)
         if number is None:
             raise ConfigError(
                 f"The tokenizer in pretrained={str(self.folder)!r} must have the token {name!r}, "
-                "got none. Use a tokenizer of an encoder such as roberta-base for sentences, and "
-                "of a decoder such as gpt2 for generation."
+                "got none. Use a tokenizer of an encoder such as roberta-base."
             )
         return number
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 from dpoptax.training.errors import ConfigError, unknown_name
 from experiments.data.published_data import Kind
 from experiments.models import MODELS, pretrained
-from experiments.models.language import Gpt2, RobertaClassifier
+from experiments.models.language import RobertaClassifier
 from experiments.models.transformer import Lora
 from experiments.models.vision import VitClassifier
 
@@ -34,14 +34,12 @@ PUBLISHED_MODELS: dict[str, PublishedModel] = {
         "sentences",
         {"width": 1024, "depth": 24, "heads": 16, "hidden": 4096},
     ),
-    "gpt2": PublishedModel(Gpt2, "generation", {}),
     "vit_small_published": PublishedModel(VitClassifier, "images", {}),
 }
 """Models that start from a checkpoint, by name."""
 
 _PROJECTIONS: dict[type[nn.Module], tuple[str, ...]] = {
     RobertaClassifier: ("query", "key", "value"),
-    Gpt2: ("query_key_value",),
     VitClassifier: ("query", "key", "value"),
 }
 _COMMON_PROJECTIONS = ("attention_output", "intermediate", "output")
@@ -54,7 +52,7 @@ def build_published(
 
     Args:
         name: A name of `PUBLISHED_MODELS`.
-        num_classes: Number of classes; not used for generation.
+        num_classes: Number of classes.
         folder: Folder of a checkpoint. None: the model has the published sizes.
         lora: Corrections to train. Without projections, those of query and value.
         sequence_length: Number of tokens per example.
@@ -67,8 +65,7 @@ def build_published(
     fields: dict[str, Any] = dict(sizes)
     if folder is not None:
         fields = pretrained.fields_of(folder, module)
-    if kind != "generation":
-        fields["num_classes"] = num_classes
+    fields["num_classes"] = num_classes
     if lora is not None:
         own = _PROJECTIONS[module]
         chosen = lora.projections or tuple(name for name in own if name != "key")
@@ -78,8 +75,8 @@ def build_published(
         fields["lora"] = Lora(lora.rank, lora.alpha, chosen)
         fields |= {"frozen": True} if module is VitClassifier else {}
     model: Any = module(**fields)
-    if kind != "images":
-        longest = model.positions - (model.padding + 1 if kind == "sentences" else 0)
+    if kind == "sentences":
+        longest = model.positions - model.padding - 1
         if sequence_length > longest:
             raise ConfigError(
                 f"`sequence_length` must be at most {longest}, the number of positions of "

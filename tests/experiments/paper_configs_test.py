@@ -26,8 +26,6 @@ from experiments.models.published_models import PUBLISHED_MODELS
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
-    write_dart,
-    write_e2e,
     write_glue,
     write_imagenet,
     write_published_model,
@@ -42,10 +40,6 @@ ROWS = {
 GEODP = PAPERS / "geodp" / "figure_5.py"
 
 
-ORDINARY = {"images": "linear", "sentences": "roberta_base", "generation": "gpt2"}
-"""A model for each kind of examples."""
-
-
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
@@ -56,22 +50,18 @@ def data_dir(tmp_path_factory):
     write_imagenet(folder / "imagenet", classes=2, train=3)
     for task in GLUE_FILES:
         write_glue(folder, task)
-    write_e2e(folder / "e2e")
-    write_dart(folder / "dart")
     write_published_model(folder / "roberta")
-    write_published_model(folder / "gpt2", encoder=False)
     return folder
 
 
 def shortened(config, data_dir, **changes):
     """Returns a two-step version of a config on few examples, with noise that gives a finite ε."""
-    kind = PUBLISHED[config.dataset].kind
     if isinstance(config.method, CorrelatedNoise):
         changes["method"] = dataclasses.replace(config.method, bands=2)  # groups of ten examples
-    if kind != "images":
+    if of_texts(config):
         changes |= {
-            "model": config.model if "model" not in changes else ORDINARY[kind],
-            "pretrained": data_dir / ("gpt2" if kind == "generation" else "roberta"),
+            "model": "roberta_base",
+            "pretrained": data_dir / "roberta",
             "sequence_length": 12,
         }
     return dataclasses.replace(

@@ -30,8 +30,6 @@ FIRST_FILE = {
     "cifar10": "cifar-10-python.tar.gz",
     "cifar100": "cifar-100-python.tar.gz",
     "imagenet": "a folder train/",
-    "e2e": "trainset.csv",
-    "dart": "dart-v1.1.1-full-train.json",
 }
 """The file that an error names if the directory is empty; for GLUE it is train.tsv."""
 

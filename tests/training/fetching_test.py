@@ -19,8 +19,6 @@ from experiments.data.tokens import Tokens
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
-    write_dart,
-    write_e2e,
     write_glue,
     write_imagenet,
     write_tokenizer,
@@ -84,8 +82,6 @@ def publish(folder, scratch):
             packed.writestr(f"{top}/original/train.tsv", "another table\n")
             for path in sorted((scratch / top).iterdir()):
                 packed.write(path, f"{top}/{path.name}")
-    write_e2e(folder / "e2e")
-    write_dart(folder / "dart")
 
 
 def redirected(folder, address):
@@ -114,7 +110,7 @@ def tokens(name, folder):
     """Returns the `tokens` option of a data set; writes a tokenizer if it has texts."""
     if PUBLISHED[name].kind == "images":
         return Tokens(None, 16)
-    write_tokenizer(folder, encoder=PUBLISHED[name].kind == "sentences")
+    write_tokenizer(folder)
     return Tokens(folder, 16)
 
 
@@ -189,11 +185,9 @@ def test_interrupted_download_leaves_no_file(server, tmp_path):
 
 
 def test_missing_remote_file_is_reported(server, tmp_path):
-    (server.folder / "e2e" / "devset.csv").unlink()
-    with pytest.raises(
-        ConfigError, match=r"devset.csv of .* cannot be fetched .*404.*http\S+ into"
-    ):
-        fetching.fetch("e2e", tmp_path / "data", progress=False)
+    (server.folder / "sst2" / "SST-2.zip").unlink()
+    with pytest.raises(ConfigError, match=r"SST-2.zip of .* cannot be fetched .*404.*http\S+ into"):
+        fetching.fetch("sst2", tmp_path / "data", progress=False)
 
 
 def test_network_failure_names_file_address_and_folder(tmp_path, monkeypatch):
@@ -223,8 +217,8 @@ def test_imagenet_must_be_fetched_by_hand(tmp_path):
 
 def test_missing_library_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ConfigError, match=r"needs pooch.*uv sync.*trainset.csv into"):
-        fetching.fetch("e2e", tmp_path)
+    with pytest.raises(ConfigError, match=r"needs pooch.*uv sync.*SST-2.zip into"):
+        fetching.fetch("sst2", tmp_path)
 
 
 def test_requires_data_dir():
