@@ -102,8 +102,7 @@ class ExperimentConfig:
 
     Attributes:
         method: Method: gradient points, and the filter of the noisy gradient.
-        dataset: digits; mnist, fashion_mnist, cifar10, cifar100 and imagenet; sst2, qnli, mnli and
-            qqp.
+        dataset: digits; mnist, fashion_mnist, cifar10 and cifar100; sst2, qnli, mnli and qqp.
         data_dir: Directory with the files of the data set, if it has files.
         model: Name of a model of `experiments.models`.
         records_per_user: Maximum number of examples of a user in a step. ε then protects a user.

@@ -54,23 +54,6 @@ def write_glue(folder, task, *, train=20, dev=6):
     return tables
 
 
-def write_imagenet(folder, *, classes=4, train=5, val=2, size=(300, 260)):
-    """Writes JPEG files in one folder per class, some of them gray; returns the class names."""
-    from PIL import Image
-
-    rng = np.random.default_rng(3)
-    names = [f"n{1000 + i:08d}" for i in range(classes)]
-    for split, count in (("train", train), ("val", val)):
-        for number, name in enumerate(names):
-            (folder / split / name).mkdir(parents=True, exist_ok=True)
-            for i in range(count):
-                pixels = np.full((*size, 3), 60 * number + i, np.uint8)
-                pixels[: size[0] // 2] = rng.integers(0, 255, 3)
-                image = Image.fromarray(pixels).convert("L" if i == 1 else "RGB")
-                image.save(folder / split / name / f"{name}_{i}.JPEG", quality=95)
-    return names
-
-
 def write_tokenizer(folder, *, whole=True):
     """Writes a byte-level BPE tokenizer like RoBERTa's; returns the vocabulary size."""
     import tokenizers

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import sys
 import tempfile
@@ -104,12 +105,8 @@ def featured(
         features = _kept(path, shape)
         if features is None:
             features = _computed(path, shape, images, wanted, bar)
-    return {**source, "inputs": np.asarray(features).copy() if resident(shape) else features}
-
-
-def resident(shape: tuple[int, ...]) -> bool:
-    """Returns whether the features of a split, of this shape, are held in memory."""
-    return 2 * int(np.prod(shape)) <= IN_MEMORY
+    small = 2 * math.prod(shape) <= IN_MEMORY
+    return {**source, "inputs": np.asarray(features).copy() if small else features}
 
 
 def _computed(

@@ -99,7 +99,7 @@ SOURCES: dict[str, tuple[RemoteFile, ...]] = {
         "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
     ),
 }
-"""Files that `fetch` can download, by data set. ImageNet is missing: it needs an account."""
+"""Files of each data set."""
 
 
 def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> list[Path]:
@@ -117,9 +117,8 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
         The downloaded files. The list is empty if the reader finds all files.
 
     Raises:
-        ConfigError: `data_dir` is missing, pooch is not installed, the data set must be fetched by
-            hand, the network fails, or the bytes differ from the published ones. The message gives
-            the file, its address and its folder.
+        ConfigError: `data_dir` is missing, pooch is not installed, the network fails, or the bytes
+            differ from the published ones. The message gives the file, its address and its folder.
     """
     if name not in PUBLISHED:
         raise unknown_name("dataset", name, PUBLISHED)
@@ -130,9 +129,8 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
     data_dir = Path(data_dir)
     try:
         PUBLISHED[name].find(data_dir)
-    except MissingFilesError as error:
-        if name not in SOURCES:
-            raise ConfigError(f"dataset={name!r} must be fetched by hand. {error}") from error
+    except MissingFilesError:
+        pass
     else:
         return []
     try:

@@ -171,10 +171,9 @@ class MissingFilesError(ConfigError):
     """Raised when files of a data set are missing."""
 
 
-def missing(dataset: str, data_dir: Path, files: str, remedy: str = "") -> MissingFilesError:
+def missing(dataset: str, data_dir: Path, files: str) -> MissingFilesError:
     """Returns the error for missing files."""
-    remedy = remedy or f"run python -m experiments fetch {dataset} --data-dir {data_dir}"
     return MissingFilesError(
         f"dataset={dataset!r} needs {files}, which is missing in data_dir={str(data_dir)!r}. Pass "
-        f"another --data-dir, or {remedy}."
+        f"another --data-dir, or run python -m experiments fetch {dataset} --data-dir {data_dir}."
     )

@@ -12,7 +12,6 @@ import numpy as np
 
 from dpoptax.training import ConfigError, Dataset, Split
 from experiments.data import formats
-from experiments.data.imagenet import scaled_colors
 from experiments.data.published_data import PUBLISHED, PublishedDataset
 
 
@@ -67,7 +66,7 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
             for file, content in zip(files, formats.members(source, files), strict=True)
         ]
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
-        inputs = scaled_colors(images)
+        inputs = (images.astype(np.float32) / 255 - 0.5) / 0.25
         splits.append(_split(inputs, labels, num_classes, files[0], name))
     return Dataset(name, splits[0], splits[1], num_classes)
 

@@ -24,6 +24,5 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "transformer": lambda n: networks.VisionTransformer(n, patch=2, width=32, depth=2, heads=2),
     "vit_tiny": lambda n: networks.VisionTransformer(n, width=64, depth=4, heads=2),
     "vit_small": networks.VisionTransformer,
-    "vit_small_16": lambda n: networks.VisionTransformer(n, patch=16),
 }
 """Functions from the number of classes to a model, by name."""

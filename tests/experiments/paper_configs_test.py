@@ -19,7 +19,6 @@ from dpoptax.training import (
 from dpoptax.training.cli.main import main
 from experiments.config import CLIPS, DIRECTIONS, SCHEDULES, load_experiments, settings_of
 from experiments.data import PUBLISHED
-from experiments.image_benchmark.page_groups import points
 from experiments.methods import CorrelatedNoise, HypersphericalClip
 from experiments.models import MODELS
 from experiments.models.published_models import PUBLISHED_MODELS
@@ -27,7 +26,6 @@ from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
     write_glue,
-    write_imagenet,
     write_published_model,
 )
 
@@ -47,7 +45,6 @@ def data_dir(tmp_path_factory):
     write_mnist(folder / "fashion_mnist")
     write_cifar(folder, 10, per_file=4)
     write_cifar(folder, 100, per_file=20)
-    write_imagenet(folder / "imagenet", classes=2, train=3)
     for task in GLUE_FILES:
         write_glue(folder, task)
     write_published_model(folder / "roberta")
@@ -136,10 +133,7 @@ def of_texts(row):
 
 
 TRAINED = {
-    # The evaluation pads its chunks to 1024 images, which are large in ImageNet.
-    name: dataclasses.replace(ROWS[name], dataset="cifar10")
-    if ROWS[name].dataset == "imagenet"
-    else ROWS[name]
+    name: ROWS[name]
     for name in (*rows_with_every_setting(), "disk/table_1_3:roberta_base/sst2/eps-1/kf_dp_lora")
 }
 
@@ -191,15 +185,6 @@ def test_figure_9_clips_whole_gradient_and_per_layer():
         "per_layer": dpoptax.per_layer_clip(vanilla),
     }
     assert {clip.sensitivity for clip in clips.values()} == {1.0}
-
-
-def test_figure_7_uses_options_of_de_et_al():
-    base, disk = ROWS["disk/figure_7:base"], ROWS["disk/figure_7:disk"]
-    assert base.parameter_ema == disk.parameter_ema == 0.99999
-    assert (base.method.multiplicity, disk.method.multiplicity) == (4, 4)
-    assert (points(base.method), points(disk.method)) == (4, 8)
-    plain = [ROWS[f"disk/figure_7:{name}_plain"] for name in ("base", "disk")]
-    assert [points(row.method) for row in plain] == [1, 2]
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ FIRST_FILE = {
     "fashion_mnist": "train-images-idx3-ubyte",
     "cifar10": "cifar-10-python.tar.gz",
     "cifar100": "cifar-100-python.tar.gz",
-    "imagenet": "a folder train/",
 }
 """The file that an error names if the directory is empty; for GLUE it is train.tsv."""
 

@@ -20,7 +20,6 @@ from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
     write_glue,
-    write_imagenet,
     write_tokenizer,
 )
 from tests.training.data_files_test import TRAIN_CONFIG
@@ -115,7 +114,7 @@ def tokens(name, folder):
 
 
 def test_every_published_file_has_address_and_checksum():
-    assert set(fetching.SOURCES) == set(PUBLISHED) - {"imagenet"}
+    assert set(fetching.SOURCES) == set(PUBLISHED)
     files = [file for files in fetching.SOURCES.values() for file in files]
     assert len({file.path for file in files}) == len({file.checksum for file in files})
     for file in files:
@@ -152,9 +151,8 @@ def test_does_not_fetch_data_present_in_another_form(server, tmp_path):
     write_mnist(tmp_path / "MNIST" / "raw", zipped=False)
     write_cifar(tmp_path, 10, archive=False)
     write_glue(tmp_path, "sst2")
-    write_imagenet(tmp_path)
     before = contents(tmp_path)
-    for name in ("mnist", "cifar10", "sst2", "imagenet"):
+    for name in ("mnist", "cifar10", "sst2"):
         assert fetching.fetch(name, tmp_path, progress=False) == []
     assert (server.asked, contents(tmp_path)) == ([], before)
 
@@ -208,11 +206,6 @@ def test_does_not_replace_existing_file(server, tmp_path):
     with pytest.raises(ConfigError, match=r"train-images.* must be the published file.*Move it"):
         fetching.fetch("mnist", tmp_path, progress=False)
     assert (path.read_bytes(), server.asked) == (b"something else", [])
-
-
-def test_imagenet_must_be_fetched_by_hand(tmp_path):
-    with pytest.raises(ConfigError, match=r"imagenet.*by hand.*train/.*image-net.org.*account"):
-        fetching.fetch("imagenet", tmp_path)
 
 
 def test_missing_library_is_reported(tmp_path, monkeypatch):

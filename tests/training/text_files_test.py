@@ -1,4 +1,4 @@
-"""Tests of texts and class folders in published file formats, and of errors for others."""
+"""Tests of texts in published file formats, and of errors for others."""
 
 import json
 
@@ -12,7 +12,6 @@ from experiments.data.tokens import Tokens
 from tests.published_texts import (
     GLUE_FILES,
     write_glue,
-    write_imagenet,
     write_tokenizer,
 )
 
@@ -82,16 +81,6 @@ def test_tokenizer_formats_agree(tmp_path, encoder):
     )
 
 
-def test_reads_class_folders(tmp_path):
-    names = write_imagenet(tmp_path / "imagenet")
-    dataset = load_published("imagenet", tmp_path)
-    assert (dataset.train_size, len(dataset.test), dataset.num_classes) == (20, 8, len(names))
-    example = dataset.train[7]  # the third image of the second class
-    assert example["inputs"].shape == (224, 224, 3)
-    assert example["labels"] == 1
-    np.testing.assert_allclose(example["inputs"][-1], (62 / 255 - 0.5) / 0.25, atol=0.1)
-
-
 QQP_LINE = "9\t18\t19\ta broken\nrow"
 
 
@@ -124,25 +113,6 @@ def test_skips_broken_rows_of_qqp(tmp_path, encoder):
     lines = path.read_text(encoding="utf-8").split("\n")
     path.write_bytes("\r\n".join([*lines[:3], *QQP_LINE.split("\n"), *lines[3:]]).encode())
     assert load_published("qqp", tmp_path, Tokens(encoder, 8)).train_size == 20
-
-
-def test_damaged_image_is_reported_on_read(tmp_path):
-    write_imagenet(tmp_path)
-    source = load_published("imagenet", tmp_path).train
-    source.paths[3].write_bytes(source.paths[3].read_bytes()[:300])
-    with pytest.raises(ConfigError, match=rf"{source.paths[3].name} cannot be read as an image"):
-        source[3]
-
-
-def test_refuses_inconsistent_class_folders(tmp_path):
-    write_imagenet(tmp_path)
-    (tmp_path / "val" / "n00001000").rename(tmp_path / "val" / "cats")
-    with pytest.raises(ConfigError, match=r"cats must be a class of the training images"):
-        load_published("imagenet", tmp_path)
-    for path in (tmp_path / "train").glob("*/*"):
-        path.unlink()
-    with pytest.raises(ConfigError, match=r"train must have images.*CLASS/NAME.JPEG"):
-        load_published("imagenet", tmp_path)
 
 
 def test_refuses_missing_or_unsuitable_tokenizer(tmp_path):
