@@ -50,7 +50,6 @@ def study(
     workdir: Path = Path("runs/studies"),
     seeds: int = 5,
     data_dir: Path | None = None,
-    configs: Path = Path("configs"),
 ) -> str:
     """Computes numbers and findings for each study of the papers' claims.
 
@@ -60,17 +59,11 @@ def study(
         workdir: Folder for a .jsonl and a .md file of each study.
         seeds: Number of repetitions.
         data_dir: Folder with published data. Studies that train on such data need it.
-        configs: The repository's folder of configs, for the studies that train.
     """
     from experiments.studies import catalog
 
-    found = catalog.run_studies(
-        names or catalog.names_for(data_dir),
-        workdir,
-        seeds=seeds,
-        configs=configs,
-        data_dir=data_dir,
-    )
+    chosen = names or catalog.names_for(data_dir)
+    found = catalog.run_studies(chosen, workdir, seeds=seeds, data_dir=data_dir)
     texts = [
         f"\n{catalog.STUDIES[name].title} ({catalog.STUDIES[name].source})\n"
         + catalog.findings_table(findings)
