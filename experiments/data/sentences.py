@@ -69,8 +69,6 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
     """Reads a GLUE task from TSV files with a header line and one example per line.
 
     MNLI is evaluated on the matched genres. The few broken rows of QQP are left out, as is usual.
-    If the training file has a column "user", it gives the owner of each example. No published file
-    has such a column.
 
     Args:
         data_dir: Folder of the task's files, of its folder, or of its archive.
@@ -82,13 +80,12 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
     """
     task, paths = GLUE[name], find_glue(data_dir, name=name)
     tokens.tokenizer()  # raises before files are read if the tokenizer is missing
-    splits, owners = [], []
+    splits = []
     for path in paths:
-        *texts, labels, users = zip(*_read_tsv(path, task), strict=True)
-        owners.append(None if users[0] is None else np.array(users))
+        *texts, labels = zip(*_read_tsv(path, task), strict=True)
         inputs = tokens.sentences(*texts)
         splits.append({"inputs": inputs, "labels": np.array(labels, np.int32)})
-    return Dataset(name, splits[0], splits[1], len(task.labels), owners=owners[0])
+    return Dataset(name, splits[0], splits[1], len(task.labels))
 
 
 def find_glue(data_dir: Path, *, name: str) -> list[Path]:
@@ -105,7 +102,7 @@ def find_glue(data_dir: Path, *, name: str) -> list[Path]:
 
 
 def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
-    """Yields the texts, the number of the label, and the user or None of each row."""
+    """Yields the texts and the number of the label of each row."""
     # The csv module is not used: quotes and Unicode line separators are part of the text.
     header, *lines = _text(path).removesuffix("\n").split("\n")
     names = header.rstrip("\r").split("\t")
@@ -114,7 +111,6 @@ def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
         found = f"no column {absent[0]!r} in its header {names}" if absent else "no examples"
         raise damaged(path, f"it has {found}")
     places = [names.index(column) for column in task.columns]
-    owner = names.index("user") if "user" in names else None
     for number, line in enumerate(lines, start=2):
         cells = line.rstrip("\r").split("\t")
         if len(cells) != len(names):
@@ -126,10 +122,7 @@ def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
             raise damaged(
                 path, f"line {number} has label {label!r}, which is not one of {task.labels}"
             )
-        user = None if owner is None else cells[owner].strip()
-        if user == "":
-            raise damaged(path, f"line {number} has no user, but the file has a column of users")
-        yield *texts, task.labels.index(label), user
+        yield *texts, task.labels.index(label)
 
 
 def _text(path: Path) -> str:

@@ -19,7 +19,7 @@ from dpoptax.training import (
 from dpoptax.training.cli.main import main
 from experiments.config import CLIPS, DIRECTIONS, SCHEDULES, load_experiments, settings_of
 from experiments.data import PUBLISHED
-from experiments.methods import CorrelatedNoise, HypersphericalClip
+from experiments.methods import CorrelatedNoise
 from experiments.models import MODELS
 from experiments.models.published_models import PUBLISHED_MODELS
 from tests.published_data import write_cifar, write_mnist
@@ -198,15 +198,6 @@ def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
     assert "one example can turn" in summary["unproven"]
     assert summary["config"]["method"] == {"name": "GeoDP", "beta": 1.0}
     assert summary["config"]["noise_multiplier"] == 0.1
-
-
-@pytest.mark.slow
-def test_hyperspherical_clip_trains_with_an_epsilon(data_dir, tmp_path):
-    config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
-    config = config_of(config, method=HypersphericalClip())
-    summary = train_and_evaluate(config, tmp_path, progress=False)
-    assert summary["private"]
-    assert summary["unproven"] is None
 
 
 def test_tiny_noise_has_huge_epsilon():
