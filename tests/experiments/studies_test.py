@@ -4,9 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-import dpoptax
 from experiments.studies import filters, geodp_errors
-from experiments.studies.release_cosines import heterogeneous_gradients, release_cosines
 from experiments.studies.rows import pick
 
 KEY = jax.random.key(0)
@@ -59,16 +57,3 @@ def test_figure_3d_error_of_geodp_grows_with_dimension_squared():
     assert errors.dp_direction[-1] / errors.dp_direction[0] < 3
     # In the paper GeoDP loses above d = 2000; here it loses above 500.
     assert np.all(errors.geodp_direction[1:] > errors.dp_direction[1:])
-
-
-def test_reference_keeps_its_direction_and_learns_slowly():
-    gradients, truth = heterogeneous_gradients(1)
-    noise = 1.5 * jax.random.normal(jax.random.key(5), truth.shape) / np.sqrt(truth.size)
-    reference = truth + noise
-    own = float(reference @ truth / np.linalg.norm(reference) / np.linalg.norm(truth))
-    clips = {rho: dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=rho) for rho in (0.1, 1.0)}
-    cosines = release_cosines(
-        gradients, truth, clips, noise_multiplier=1.0, reference=reference, key=KEY
-    )
-    assert cosines[0.1] == pytest.approx(own, abs=0.02)
-    assert own < cosines[1.0] < own + 0.15
