@@ -246,7 +246,7 @@ class ExperimentConfig:
     @property
     def spec(self) -> PublishedSpec:
         """The specification of the data, with its tokenizer and its features."""
-        return PublishedSpec(self.dataset, self.data_dir, True, self.tokens, self.feature_map)
+        return PublishedSpec(self.dataset, self.data_dir, self.tokens, self.feature_map, True)
 
     @property
     def _has_data(self) -> bool:
@@ -257,12 +257,7 @@ class ExperimentConfig:
         if self._has_data:
             data = _loaded(self.spec)
             return data.for_selection() if self.held_out else data
-        size, example, num_classes = self.spec.shapes()
-        rows = {
-            name: np.broadcast_to(np.zeros((), x.dtype), (size, *x.shape))
-            for name, x in example.items()
-        }
-        return Dataset(self.dataset, rows, rows, num_classes)
+        return self.spec.zeros()
 
     def plan(self, data: Dataset) -> dpoptax.PrivacyPlan | PlainPlan:
         """Returns the plan: sampler, noise and steps."""

@@ -48,18 +48,6 @@ class FeatureMap(Protocol):
         """Returns the compiled map from images (N, *shape) to (N, *self.shape(shape))."""
 
 
-def example_of(
-    wanted: FeatureMap, example: dict[str, jax.ShapeDtypeStruct]
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and types of an example whose `inputs` are features.
-
-    Raises:
-        ConfigError: As for `FeatureMap.shape`.
-    """
-    shape = wanted.shape(example["inputs"].shape)
-    return {**example, "inputs": jax.ShapeDtypeStruct(shape, np.float16)}
-
-
 def in_chunks(
     together: Callable[[jax.Array], jax.Array], values: jax.Array, size: int
 ) -> jax.Array:

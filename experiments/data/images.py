@@ -110,10 +110,9 @@ for _name, _folders in (
 ):
     _load = functools.partial(load_mnist, name=_name, folders=_folders)
     _find: Callable[[Path], object] = functools.partial(find_mnist, name=_name, folders=_folders)
-    PUBLISHED[_name] = PublishedDataset(_load, 60_000, (28, 28, 1), 10, find=_find)
+    PUBLISHED[_name] = PublishedDataset(_load, _find, 60_000, 10, (28, 28, 1))
 for _classes in (10, 100):
     _load = functools.partial(load_cifar, num_classes=_classes)
     _find = functools.partial(find_cifar, num_classes=_classes)
-    PUBLISHED[f"cifar{_classes}"] = PublishedDataset(
-        _load, 50_000, formats.CIFAR_SHAPE, _classes, find=_find
-    )
+    _cifar = PublishedDataset(_load, _find, 50_000, _classes, formats.CIFAR_SHAPE)
+    PUBLISHED[f"cifar{_classes}"] = _cifar

@@ -137,8 +137,8 @@ def _text(path: Path) -> str:
 for _name, _task in GLUE.items():
     PUBLISHED[_name] = PublishedDataset(
         functools.partial(load_glue, name=_name),
+        functools.partial(find_glue, name=_name),
         _task.train_size,
-        num_classes=len(_task.labels),
+        len(_task.labels),
         kind="sentences",
-        find=functools.partial(find_glue, name=_name),
     )

@@ -14,7 +14,7 @@ from dpoptax.training import ConfigError
 from dpoptax.training.cli.main import main
 from experiments.command_line import main as experiment
 from experiments.data import PUBLISHED, fetching
-from experiments.data.published_data import load_published
+from experiments.data.published_data import PublishedSpec
 from experiments.data.tokens import Tokens
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
@@ -133,7 +133,7 @@ def test_reader_finds_fetched_files(server, tmp_path, name):
     assert [path.relative_to(data).as_posix() for path in fetched] == [
         file.path for file in fetching.SOURCES[name]
     ]
-    size = load_published(name, data, tokens(name, tmp_path / "model")).train_size
+    size = PublishedSpec(name, data, tokens(name, tmp_path / "model")).load().train_size
     assert size == TRAIN_SIZE.get(name, 20)
     asked = len(server.asked)
     assert asked == len(fetched)
@@ -176,10 +176,10 @@ def test_interrupted_download_leaves_no_file(server, tmp_path):
         fetching.fetch("mnist", data, progress=False)
     assert list(contents(data)) == ["mnist/train-images-idx3-ubyte.gz"]
     with pytest.raises(ConfigError, match=r"mnist.* needs train-labels"):
-        load_published("mnist", data)
+        PublishedSpec("mnist", data).load()
     server.cut = set()
     assert len(fetching.fetch("mnist", data, progress=False)) == 3
-    assert load_published("mnist", data).train_size == 20
+    assert PublishedSpec("mnist", data).load().train_size == 20
 
 
 def test_missing_remote_file_is_reported(server, tmp_path):
@@ -226,16 +226,16 @@ def test_reads_archive_placed_by_hand(server, tmp_path):
     archive = tmp_path / "data" / "SST-2.zip"
     archive.write_bytes(content)
     reader = tokens("sst2", tmp_path / "model")
-    assert load_published("sst2", tmp_path / "data", reader).train_size == 20
+    assert PublishedSpec("sst2", tmp_path / "data", reader).load().train_size == 20
     archive.write_bytes(content[:-30])
     with pytest.raises(
         ConfigError, match=r"SST-2.zip cannot be read: it is not a complete archive"
     ):
-        load_published("sst2", tmp_path / "data", reader)
+        PublishedSpec("sst2", tmp_path / "data", reader).load()
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("SST-2/train.tsv", "sentence\tlabel\ngood\t1\n")
     with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: it lacks dev.tsv"):
-        load_published("sst2", tmp_path / "data", reader)
+        PublishedSpec("sst2", tmp_path / "data", reader).load()
 
 
 @pytest.mark.slow

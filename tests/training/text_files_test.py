@@ -7,7 +7,7 @@ import pytest
 
 from dpoptax.training import ConfigError
 from experiments.data import PUBLISHED
-from experiments.data.published_data import load_published
+from experiments.data.published_data import PublishedSpec
 from experiments.data.tokens import Tokens
 from tests.published_texts import (
     GLUE_FILES,
@@ -36,7 +36,7 @@ def text_of(folder, row):
 def test_reads_glue(tmp_path, encoder, task, below):
     tables = write_glue(tmp_path / below, task)
     folder = tmp_path / below / (GLUE_FILES[task] if below == "GLUE" else ".")
-    dataset = load_published(task, folder, Tokens(encoder, 64))
+    dataset = PublishedSpec(task, folder, Tokens(encoder, 64)).load()
     assert (dataset.train_size, PUBLISHED[task].kind) == (20, "sentences")
     assert dataset.num_classes == (3 if task == "mnli" else 2)
     for split, rows in zip((dataset.train, dataset.test), tables.values(), strict=True):
@@ -104,7 +104,7 @@ def test_damaged_table_is_reported(tmp_path, encoder, task, damage, message):
     damaged = damage(path.read_text(encoding="utf-8"))
     path.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
     with pytest.raises(ConfigError, match=rf"(?s)train.tsv cannot be read.*{message}"):
-        load_published(task, tmp_path, Tokens(encoder, 8))
+        PublishedSpec(task, tmp_path, Tokens(encoder, 8)).load()
 
 
 def test_skips_broken_rows_of_qqp(tmp_path, encoder):
@@ -112,21 +112,21 @@ def test_skips_broken_rows_of_qqp(tmp_path, encoder):
     path = tmp_path / "QQP" / "train.tsv"
     lines = path.read_text(encoding="utf-8").split("\n")
     path.write_bytes("\r\n".join([*lines[:3], *QQP_LINE.split("\n"), *lines[3:]]).encode())
-    assert load_published("qqp", tmp_path, Tokens(encoder, 8)).train_size == 20
+    assert PublishedSpec("qqp", tmp_path, Tokens(encoder, 8)).load().train_size == 20
 
 
 def test_refuses_missing_or_unsuitable_tokenizer(tmp_path):
     write_glue(tmp_path, "sst2")
     with pytest.raises(ConfigError, match=r"`pretrained` must be given.*--pretrained"):
-        load_published("sst2", tmp_path)
+        PublishedSpec("sst2", tmp_path).load()
     with pytest.raises(ConfigError, match=r"must contain tokenizer.json, or vocab.json"):
-        load_published("sst2", tmp_path, Tokens(tmp_path, 8))
+        PublishedSpec("sst2", tmp_path, Tokens(tmp_path, 8)).load()
     (tmp_path / "vocab.json").write_text('{"a": 0}')
     (tmp_path / "merges.txt").write_text("")
     with pytest.raises(ConfigError, match=r"must have the token '<s>'.* encoder such as"):
-        load_published("sst2", tmp_path, Tokens(tmp_path, 8))
+        PublishedSpec("sst2", tmp_path, Tokens(tmp_path, 8)).load()
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "tokenizer.json").write_text(json.dumps({"model": 1}))
     with pytest.raises(ConfigError, match=r"tokenizer.json cannot be read"):
-        load_published("sst2", tmp_path, Tokens(broken, 8))
+        PublishedSpec("sst2", tmp_path, Tokens(broken, 8)).load()
