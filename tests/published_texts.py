@@ -54,7 +54,7 @@ def write_glue(folder, task, *, train=20, dev=6):
     return tables
 
 
-def write_tokenizer(folder, *, whole=True):
+def write_tokenizer(folder):
     """Writes a byte-level BPE tokenizer like RoBERTa's; returns the vocabulary size."""
     import tokenizers
 
@@ -69,10 +69,7 @@ def write_tokenizer(folder, *, whole=True):
         show_progress=False,
     )
     tokenizer.train_from_iterator([" ".join(WORDS)] * 3, trainer)
-    if whole:
-        tokenizer.save(str(folder / "tokenizer.json"))
-    else:
-        tokenizer.model.save(str(folder))
+    tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer.get_vocab_size()
 
 

@@ -20,7 +20,7 @@ class Tokens:
     Text is never read as a special token: "</s>" within a sentence is four characters.
 
     Attributes:
-        folder: Folder of a published model, with tokenizer.json, or vocab.json and merges.txt.
+        folder: Folder of a published model, with tokenizer.json.
         length: Number of tokens per row. Longer texts are cut, and shorter ones are padded.
     """
 
@@ -57,8 +57,7 @@ class Tokens:
         if self.folder is None:
             raise ConfigError(
                 "`pretrained` must be given for texts, which need a tokenizer, got None. Pass "
-                "--pretrained, the directory of a published model with tokenizer.json, or "
-                "vocab.json and merges.txt."
+                "--pretrained, the directory of a published model with tokenizer.json."
             )
         return _load(self.folder)
 
@@ -80,26 +79,17 @@ def _load(folder: Path) -> Any:
         raise ConfigError(
             f"Texts need {error.name}, which is not installed. Run `uv sync`."
         ) from error
-    whole, vocab, merges = (
-        folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
-    )
-    used = whole if whole.is_file() else vocab
-    if not used.is_file() or (used is vocab and not merges.is_file()):
+    path = folder / "tokenizer.json"
+    if not path.is_file():
         raise ConfigError(
-            "`pretrained` must contain tokenizer.json, or vocab.json and merges.txt, got "
-            f"{str(folder)!r} without them. Put the published files of the tokenizer there."
+            f"`pretrained` must contain tokenizer.json, got {str(folder)!r} without it. Put the "
+            "published file of the tokenizer there."
         )
     try:
-        if used is whole:
-            tokenizer = tokenizers.Tokenizer.from_file(str(whole))
-        else:
-            model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
-            tokenizer = tokenizers.Tokenizer(model)
-            tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-            tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain exceptions
         raise ConfigError(
-            f"{used} cannot be read: it is not a tokenizer of the `tokenizers` library ({error}). "
+            f"{path} cannot be read: it is not a tokenizer of the `tokenizers` library ({error}). "
             "Fetch it again from the page of the model."
         ) from error
     tokenizer.encode_special_tokens = True
