@@ -128,13 +128,8 @@ class ExperimentConfig:
         eval_every: Steps between evaluations on the test split.
         features: Features that replace images. none: the images. scattering: fixed means of wavelet
             moduli. dictionary: responses to many patches drawn from a random process.
-        scattering_scale: Binary logarithm of the width of a feature's window in pixels.
-        scattering_angles: Number of directions of the wavelets.
         feature_groups: Number of groups of scattering channels, each normalized over one example.
         feature_colors: Channels for scattering: given, or opponent for sum and differences.
-        dictionary_filters: Number of patches in the dictionary. Mirror images are added.
-        dictionary_patch: Height and width of a patch of the dictionary, in pixels.
-        dictionary_grid: Cells along each side of an image; features are means over a cell.
         pretrained: Folder of a published model, with config.json, model.safetensors and, for texts,
             the files of the tokenizer. Training starts from its weights.
         sequence_length: Number of tokens per example.
@@ -171,13 +166,8 @@ class ExperimentConfig:
     checkpoint_every: int = 100
     eval_every: int = 10
     features: Features = "none"
-    scattering_scale: int = 2
-    scattering_angles: int = 8
     feature_groups: int | None = 27
     feature_colors: Colors = "given"
-    dictionary_filters: int = 200
-    dictionary_patch: int = 5
-    dictionary_grid: int = 3
     pretrained: Path | None = None
     sequence_length: int = 128
     lora_rank: int | None = None
@@ -407,13 +397,8 @@ class ExperimentConfig:
         if self.features == "none":
             return None
         if self.features == "dictionary":
-            return Dictionary(self.dictionary_filters, self.dictionary_patch, self.dictionary_grid)
-        return Scattering(
-            self.scattering_scale,
-            self.scattering_angles,
-            self.feature_groups,
-            self.feature_colors,
-        )
+            return Dictionary()
+        return Scattering(groups=self.feature_groups, colors=self.feature_colors)
 
 
 @functools.lru_cache(maxsize=2)
