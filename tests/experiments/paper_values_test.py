@@ -51,9 +51,6 @@ STATED = [
     ("DiSK, Figure 2(a)", "disk/figure_2_4:mnist/*", {"epsilon": 0.5, "model": "cnn_5"}),
     ("DiSK, Figure 2(b)", "disk/figure_2_4:cifar100/*", {"epsilon": 8.0, "model": "wrn_16_4"}),
     ("DiSK, Figure 4", "disk/figure_2_4:cifar10/*", {"epsilon": 4.0}),
-    ("DiSK, C.1: no warm-up", "disk/figure_5:*", {"schedule": "cosine", "accountant": "rdp"}),
-    ("DiSK, Figure 5", "disk/figure_5:*", {"dataset": "cifar100", "model": "vit_small_published"}),
-    ("DiSK, Figure 5", "disk/figure_5:*/kf_dp_adam", DISK_FILTER | {"optimizer": "adam"}),
     ("DiSK, C.3", "disk/figure_6:*", {"dataset": "cifar10", "model": "wrn_16_4"}),
     ("DiSK, C.3", "disk/figure_6:*/doppler", {"method": "Doppler", "filter": ((0.7,), (-0.3,))}),
     ("DiSK, C.1", "disk/figure_6:*", {"accountant": "rdp"}),
@@ -98,7 +95,6 @@ STATED = [
     ("DOPPLER, Table 4", "doppler/figure_8_9:*-f6", {"filter": ((0.025, 0.025), (-1.8, 0.85))}),
     ("DOPPLER, C.4", "doppler/figure_10_11:learning_rate/*", {"epochs": 150, "epsilon": 8.0}),
     ("DOPPLER, C.4", "doppler/figure_10_11:*", {"dataset": "cifar10", "delta": 50_000**-1.1}),
-    ("DOPPLER, C.4", "doppler/figure_12:*", {"dataset": "cifar10", "delta": 50_000**-1.1}),
     ("DOPPLER, C.3", "doppler/table_3:*", {"model": "roberta_base"}),
     ("script of Li et al.", "doppler/table_3:sst2/*/dp_adam", {"batch_size": 1000, "epochs": 3}),
     ("script of Li et al.", "doppler/table_3:*/dp_adam", {"learning_rate": 5e-4}),
@@ -146,7 +142,6 @@ KAPPAS = {0.99, 0.9, 0.8, 0.7, 0.6, 0.5}
 GLUE_BATCHES = {1024, 2048, 4096}
 GRIDS = [
     ("DiSK, Table 6", "disk/figure_1:*", "epsilon", TABLE_6),
-    ("DiSK, Table 6", "disk/figure_5:*", "epsilon", TABLE_6),
     ("DiSK, Figure 4", "disk/figure_2_4:cifar10/*", "model", {"cnn_5", "wrn_16_4", "vit_small"}),
     ("DiSK, Table 2", "disk/figure_8:*", "method.kappa", KAPPAS),
     ("DiSK, Table 2", "disk/figure_8:*", "method.gamma", {0.2, 0.3, 0.5, 1.0, 2.0, 3.0, None}),
