@@ -56,6 +56,7 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
         ConfigError: A file is missing or damaged.
     """
     name, ten = f"cifar{num_classes}", num_classes == 10
+    top = _cifar_folder(num_classes)
     source = find_cifar(data_dir, num_classes)
     train = [f"data_batch_{i}" for i in range(1, 6)] if ten else ["train"]
     splits = []
@@ -63,7 +64,7 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
         label = "labels" if ten else "fine_labels"
         parts = [
             formats.read_cifar(content, source / file, label)
-            for file, content in zip(files, formats.members(source, files), strict=True)
+            for file, content in zip(files, formats.members(source, top, files), strict=True)
         ]
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
         inputs = (images.astype(np.float32) / 255 - 0.5) / 0.25
@@ -73,12 +74,16 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
 
 def find_cifar(data_dir: Path, num_classes: int) -> Path:
     """Returns the folder or archive; see `load_cifar`."""
-    unpacked = "cifar-10-batches-py" if num_classes == 10 else "cifar-100-python"
     archive = f"cifar-{num_classes}-python.tar.gz"
-    source = formats.find(data_dir, (f"cifar{num_classes}",), (unpacked, archive))
+    names = (_cifar_folder(num_classes), archive)
+    source = formats.find(data_dir, (f"cifar{num_classes}",), names)
     if source is None:
         raise formats.missing(f"cifar{num_classes}", data_dir, f"{archive} or it unpacked")
     return source
+
+
+def _cifar_folder(num_classes: int) -> str:
+    return "cifar-10-batches-py" if num_classes == 10 else "cifar-100-python"
 
 
 def _idx(data_dir: Path, folders: Sequence[str], stem: str, dimensions: int, name: str) -> Path:

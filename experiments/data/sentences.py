@@ -104,7 +104,7 @@ def find_glue(data_dir: Path, *, name: str) -> list[Path]:
 def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
     """Yields the texts and the number of the label of each row."""
     # The csv module is not used: quotes and Unicode line separators are part of the text.
-    header, *lines = _text(path).removesuffix("\n").split("\n")
+    header, *lines = _text(path, task.folder).removesuffix("\n").split("\n")
     names = header.rstrip("\r").split("\t")
     absent = [column for column in task.columns if column not in names]
     if absent or not lines:
@@ -125,9 +125,8 @@ def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
         yield *texts, task.labels.index(label)
 
 
-def _text(path: Path) -> str:
-    packed = path.parent.is_file()
-    content = next(members(path.parent, [path.name])) if packed else path.read_bytes()
+def _text(path: Path, top: str) -> str:
+    content = next(members(path.parent, top, [path.name]))
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -35,7 +35,6 @@ def size(tree):
         ("tanh_cnn_features", (8, 8, 243), 10, 187_210),
         ("resnet_18", COLOR, 10, 11_173_962),  # same as with batch normalization
         ("resnet_50", LARGE, 1000, 25_549_352),  # Kolesnikov et al.: 25.5 M
-        ("efficientnet_b0", LARGE, 1000, 5_288_548),  # same as with batch normalization
         ("wrn_16_4", COLOR, 10, 2_748_890),  # De et al.: 2.7 M
         ("transformer", (8, 8, 1), 10, 26_538),  # summed by hand
     ],

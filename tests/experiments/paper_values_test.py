@@ -153,7 +153,7 @@ GRIDS = [
         "DOPPLER, Figure 7",
         "doppler/figure_3_7:cifar10/*",
         "model",
-        {"cnn_5", "vit_small", "efficientnet_b0", "resnet_50"},
+        {"cnn_5", "vit_small", "resnet_50"},
     ),
     (
         "DOPPLER, Table 1",
