@@ -154,18 +154,6 @@ def digits(
     return f"Written to {output}"
 
 
-def image_benchmark(folder: tyro.conf.Positional[Path], *, output: Path | None = None) -> str:
-    """Writes the page on methods on images from the records of comparisons.
-
-    Args:
-        folder: Folder with the files that `record` writes. The figures are also written there.
-        output: The Markdown file. By default it is next to the folder and has its name.
-    """
-    from experiments.image_benchmark.page import write_page
-
-    return f"Written to {write_page(folder, output)}"
-
-
 COMMANDS = {
     "study": f"{__name__}:study",
     "fetch": f"{__name__}:fetch",
@@ -183,6 +171,6 @@ COMMANDS = {
     "sampled-texts": "experiments.gemma.sampled_texts:run",
     "text": "experiments.text.recipe:run",
     "several-records": "experiments.reports.several_records:table",
-    "image-benchmark": f"{__name__}:image_benchmark",
+    "image-benchmark": "experiments.image_benchmark.page:write_page",
 }
 """The function of each command."""

@@ -234,20 +234,17 @@ class ExperimentConfig:
         return dataclasses.replace(made, data=shapes)
 
     @property
-    def spec(self) -> PublishedSpec:
-        """The specification of the data, with its tokenizer and its features."""
-        return PublishedSpec(self.dataset, self.data_dir, self.tokens, self.feature_map, True)
-
-    @property
     def _has_data(self) -> bool:
         return self.data_dir is not None or self.dataset not in PUBLISHED
 
     def data(self) -> Dataset:
         """Returns the data, or zeros of the published size that take no memory."""
-        if self._has_data:
-            data = _loaded(self.spec)
-            return data.for_selection() if self.held_out else data
-        return self.spec.zeros()
+        tokens = Tokens(self.pretrained, self.sequence_length)
+        spec = PublishedSpec(self.dataset, self.data_dir, tokens, self._feature_map)
+        if not self._has_data:
+            return spec.zeros()
+        data = _loaded(spec)
+        return data.for_selection() if self.held_out else data
 
     def plan(self, data: Dataset) -> dpoptax.PrivacyPlan | PlainPlan:
         """Returns the plan: sampler, noise and steps."""
@@ -387,13 +384,7 @@ class ExperimentConfig:
         return Variables(**pretrained.load_weights(self.pretrained, model, variables._asdict()))
 
     @property
-    def tokens(self) -> Tokens:
-        """Returns the settings that turn texts into arrays."""
-        return Tokens(self.pretrained, self.sequence_length)
-
-    @property
-    def feature_map(self) -> FeatureMap | None:
-        """Returns the map that replaces images by features, or None."""
+    def _feature_map(self) -> FeatureMap | None:
         if self.features == "none":
             return None
         if self.features == "dictionary":

@@ -57,9 +57,7 @@ def in_chunks(
     return found.reshape(-1, *found.shape[2:])[: len(values)]
 
 
-def featured(
-    source: streaming.Source, wanted: FeatureMap, *, name: str, progress: bool = False
-) -> streaming.Source:
+def featured(source: streaming.Source, wanted: FeatureMap, *, name: str) -> streaming.Source:
     """Replaces the images of the records with features, in float16.
 
     Features are computed one image at a time and kept in the user's cache folder. Their file name
@@ -71,7 +69,6 @@ def featured(
         source: Arrays by name. "inputs" are images (N, height, width, channels).
         wanted: The map from images to features.
         name: Name of the data set, for messages.
-        progress: Whether to show a progress bar while features are computed.
 
     Raises:
         ConfigError: The records are not images in arrays, or `wanted` rejects them.
@@ -85,9 +82,7 @@ def featured(
         )
     images = source["inputs"]
     shape = (len(images), *wanted.shape(images.shape[1:]))
-    bar = Bar(
-        total=len(images), unit="image", desc=f"features of {name}", disable=not progress, delay=1
-    )
+    bar = Bar(total=len(images), unit="image", desc=f"features of {name}", delay=1)
     path = cache_folder.cache_folder("features") / f"{_identity(images, wanted)}.npy"
     with bar:
         features = _kept(path, shape)

@@ -60,14 +60,12 @@ class PublishedSpec:
         data_dir: Directory with its files.
         tokens: Settings that turn its texts into arrays.
         features: Map that replaces its images. None: the images themselves.
-        progress: Whether to show a progress bar if reading takes long.
     """
 
     name: str
     data_dir: Path | None = None
     tokens: Tokens = Tokens(None, 128)
     features: FeatureMap | None = None
-    progress: bool = dataclasses.field(default=False, compare=False)
 
     def load(self) -> Dataset:
         """Reads the data set and computes its features.
@@ -81,7 +79,7 @@ class PublishedSpec:
         if self.features is None:
             return dataset
         train, test = (
-            featured(split, self.features, name=f"{self.name}, {which}", progress=self.progress)
+            featured(split, self.features, name=f"{self.name}, {which}")
             for which, split in (("train", dataset.train), ("test", dataset.test))
         )
         given = {field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)}
