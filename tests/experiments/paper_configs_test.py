@@ -9,13 +9,7 @@ import pytest
 from scipy.stats import norm
 
 import dpoptax
-from dpoptax.training import (
-    ConfigError,
-    config_of,
-    load_config,
-    load_configs,
-    train_and_evaluate,
-)
+from dpoptax.training import ConfigError, config_of, load_config, load_configs, train_and_evaluate
 from dpoptax.training.cli.main import main
 from experiments.config import CLIPS, DIRECTIONS, SCHEDULES, load_experiments, settings_of
 from experiments.data import PUBLISHED
@@ -23,11 +17,7 @@ from experiments.methods import CorrelatedNoise
 from experiments.models import MODELS
 from experiments.models.published_models import PUBLISHED_MODELS
 from tests.published_data import write_cifar, write_mnist
-from tests.published_texts import (
-    GLUE_FILES,
-    write_glue,
-    write_published_model,
-)
+from tests.published_texts import GLUE_FILES, write_glue, write_published_model
 
 PAPERS = Path(__file__).parents[2] / "configs" / "papers"
 ROWS = {

@@ -17,11 +17,7 @@ from experiments.data import PUBLISHED, fetching
 from experiments.data.published_data import PublishedSpec
 from experiments.data.tokens import Tokens
 from tests.published_data import write_cifar, write_mnist
-from tests.published_texts import (
-    GLUE_FILES,
-    write_glue,
-    write_tokenizer,
-)
+from tests.published_texts import GLUE_FILES, write_glue, write_tokenizer
 from tests.training.data_files_test import TRAIN_CONFIG
 
 pooch = pytest.importorskip("pooch")

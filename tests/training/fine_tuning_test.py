@@ -24,10 +24,7 @@ from dpoptax.training.data import Dataset
 from dpoptax.training.planning import plan_run, text
 from experiments.config import ExperimentConfig
 from experiments.models.language import Gpt2
-from tests.published_texts import (
-    write_glue,
-    write_published_model,
-)
+from tests.published_texts import write_glue, write_published_model
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "papers"
 SHORT = {

@@ -9,11 +9,7 @@ from dpoptax.training import ConfigError
 from experiments.data import PUBLISHED
 from experiments.data.published_data import PublishedSpec
 from experiments.data.tokens import Tokens
-from tests.published_texts import (
-    GLUE_FILES,
-    write_glue,
-    write_tokenizer,
-)
+from tests.published_texts import GLUE_FILES, write_glue, write_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
