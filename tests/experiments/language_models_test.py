@@ -27,8 +27,6 @@ safetensors = pytest.importorskip("safetensors.numpy")
 DATA = Path(__file__).parents[1] / "data"
 MODELS = ("gpt2", "roberta")
 KEY = jax.random.key(0)
-DATASETS = {"sentences": "sst2", "images": "mnist"}
-"""A data set of each kind."""
 
 
 def build(name, folder, num_classes, **lora):
@@ -328,27 +326,23 @@ def test_refuses_missing_and_damaged_files(copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "message"),
+    ("model", "dataset", "fields", "message"),
     [
-        ({"model": "mlp"}, "sentences", r"got 'mlp', which is for images. Use one of roberta"),
+        ("mlp", "sst2", {}, r"got 'mlp', which is for images. Use one of roberta"),
+        ("roberta_base", "mnist", {}, r"must be for images.* for sentences. Use one of cnn"),
+        ("mlp", "mnist", {"lora_rank": 2}, r"`lora_rank` must be None .* got 2"),
         (
-            {"model": "roberta_base"},
-            "images",
-            r"must be for images.* for sentences. Use one of cnn",
-        ),
-        ({"model": "mlp", "lora_rank": 2}, "images", r"`lora_rank` must be None .* got 2"),
-        (
-            {"model": "roberta_base", "lora_rank": 2, "lora_projections": ("joint",)},
-            "sentences",
+            *("roberta_base", "sst2", {"lora_rank": 2, "lora_projections": ("joint",)}),
             r"`lora_projections` must be one of .*query, value, got 'joint'",
         ),
         (
-            {"model": "roberta_base", "sequence_length": 513},
-            "sentences",
+            "roberta_base",
+            "sst2",
+            {"sequence_length": 513},
             r"`sequence_length` must be at most 512",
         ),
     ],
 )
-def test_refuses_model_that_does_not_fit(fields, kind, message):
+def test_refuses_model_that_does_not_fit(model, dataset, fields, message):
     with pytest.raises(ConfigError, match=message):
-        ExperimentConfig(**fields, dataset=DATASETS[kind]).build_model(2)
+        ExperimentConfig(model=model, dataset=dataset, **fields).build_model(2)

@@ -4,20 +4,12 @@ Rows are named as on the command line, without configs/papers and .py. A star ma
 """
 
 import fnmatch
-from pathlib import Path
 
 import pytest
 
-from experiments.config import load_experiments
 from experiments.data import PUBLISHED
 from experiments.methods import coefficients
-
-PAPERS = Path(__file__).parents[2] / "configs" / "papers"
-ROWS = {
-    f"{path.parent.name}/{path.stem}:{name}": config
-    for path in sorted(PAPERS.glob("*/*.py"))
-    for name, config in load_experiments(path).items()
-}
+from tests.experiments.paper_configs_test import ROWS
 
 
 def rounded(value):
@@ -175,38 +167,20 @@ GRIDS = [
 ]
 """Place in the paper, rows, a field, and all of its values in these rows."""
 
-DP, B = "DPSGD", {"small": 8192, "large": 16_384}
+DP, SMALL, LARGE = "DPSGD", 8192, 16_384
+
+
+def of_table(sigmas, *own):
+    """Returns the rows of both tables, and a table's `own` pairs of β and batch, for each σ."""
+    both = [(DP, None, SMALL, "l2"), (DP, None, LARGE, "l2"), ("GeoDP", 0.1, LARGE, "l2")]
+    both += [(*m, LARGE, c) for m in ((DP, None), ("GeoDP", 0.1)) for c in ("auto_s", "psac")]
+    rows = both + [("GeoDP", beta, batch, "l2") for beta, batch in own]
+    return [(sigma, *row) for sigma in sigmas for row in rows]
+
+
 GEODP = {
-    "geodp/tables_2_3:table_2/": [
-        (sigma, *row)
-        for sigma in (10.0, 1.0)
-        for row in (
-            (DP, None, B["small"], "l2"),
-            (DP, None, B["large"], "l2"),
-            (DP, None, B["large"], "auto_s"),
-            (DP, None, B["large"], "psac"),
-            ("GeoDP", 0.1, B["small"], "l2"),
-            ("GeoDP", 0.1, B["large"], "l2"),
-            ("GeoDP", 0.5, B["small"], "l2"),
-            ("GeoDP", 0.1, B["large"], "auto_s"),
-            ("GeoDP", 0.1, B["large"], "psac"),
-        )
-    ],
-    "geodp/tables_2_3:table_3/": [
-        (sigma, *row)
-        for sigma in (0.1, 0.01)
-        for row in (
-            (DP, None, B["small"], "l2"),
-            (DP, None, B["large"], "l2"),
-            (DP, None, B["large"], "auto_s"),
-            (DP, None, B["large"], "psac"),
-            ("GeoDP", 1.0, B["small"], "l2"),
-            ("GeoDP", 1.0, B["large"], "l2"),
-            ("GeoDP", 0.1, B["large"], "l2"),
-            ("GeoDP", 0.1, B["large"], "auto_s"),
-            ("GeoDP", 0.1, B["large"], "psac"),
-        )
-    ],
+    "geodp/tables_2_3:table_2/": of_table((10.0, 1.0), (0.1, SMALL), (0.5, SMALL)),
+    "geodp/tables_2_3:table_3/": of_table((0.1, 0.01), (1.0, SMALL), (1.0, LARGE)),
     "geodp/figure_5:a/": [
         (1.0, method, beta, batch, "l2")
         for batch in (4096, 2048)

@@ -137,12 +137,6 @@ def test_reader_finds_fetched_files(server, tmp_path, name):
     assert len(server.asked) == asked
 
 
-def test_all_data_sets_share_one_directory(server, tmp_path):
-    for name in fetching.SOURCES:
-        assert fetching.fetch(name, tmp_path / "data", progress=False)
-    assert len(contents(tmp_path / "data")) == len(server.asked)
-
-
 def test_does_not_fetch_data_present_in_another_form(server, tmp_path):
     write_mnist(tmp_path / "MNIST" / "raw", zipped=False)
     write_cifar(tmp_path, 10, archive=False)
@@ -176,12 +170,6 @@ def test_interrupted_download_leaves_no_file(server, tmp_path):
     server.cut = set()
     assert len(fetching.fetch("mnist", data, progress=False)) == 3
     assert PublishedSpec("mnist", data).load().train_size == 20
-
-
-def test_missing_remote_file_is_reported(server, tmp_path):
-    (server.folder / "sst2" / "SST-2.zip").unlink()
-    with pytest.raises(ConfigError, match=r"SST-2.zip of .* cannot be fetched .*404.*http\S+ into"):
-        fetching.fetch("sst2", tmp_path / "data", progress=False)
 
 
 def test_network_failure_names_file_address_and_folder(tmp_path, monkeypatch):
