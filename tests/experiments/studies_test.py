@@ -2,9 +2,12 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+import dpoptax
 from experiments.studies import filters, geodp_errors
+from experiments.studies.noisy_regression import RATES, noisy_regression
 from experiments.studies.rows import pick
 
 KEY = jax.random.key(0)
@@ -57,3 +60,12 @@ def test_figure_3d_error_of_geodp_grows_with_dimension_squared():
     assert errors.dp_direction[-1] / errors.dp_direction[0] < 3
     # In the paper GeoDP loses above d = 2000; here it loses above 500.
     assert np.all(errors.geodp_direction[1:] > errors.dp_direction[1:])
+
+
+def test_noisy_regression_takes_noises_and_methods():
+    """Notebooks compare other methods. Several times the loss of DiSK is the paper's claim."""
+    methods = {"plain": optax.identity(), "DiSK": dpoptax.disk(0.3, 1.0)}
+    plain, kalman = noisy_regression((1.0,), methods=methods, seeds=8).mean(-1)[:, 0]
+    assert plain.shape == (len(RATES),)
+    assert kalman[-1] < plain[-1] / 4
+    assert plain.min() < 1.2 * kalman.min()
