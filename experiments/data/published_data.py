@@ -92,15 +92,15 @@ class PublishedSpec:
             ConfigError: The examples have no such features.
         """
         self._check_features()
-        published, dtype = PUBLISHED[self.name], np.float32
-        shape = published.input_shape
+        published = PUBLISHED[self.name]
+        shape, dtype = published.input_shape, "float32"
         if published.kind != "images":
-            shape, dtype = (self.tokens.length,), np.int32
+            shape, dtype = (self.tokens.length,), "int32"
         elif self.features is not None:
-            shape, dtype = self.features.shape(shape), np.float16
+            shape, dtype = self.features.shape(shape), "float16"
         rows = {
             name: np.broadcast_to(np.zeros((), of), (published.train_size, *one))
-            for name, one, of in (("inputs", shape, dtype), ("labels", (), np.int32))
+            for name, one, of in (("inputs", shape, dtype), ("labels", (), "int32"))
         }
         return Dataset(self.name, rows, rows, published.num_classes)
 
