@@ -87,11 +87,12 @@ def test_training_on_tokens_lowers_their_perplexity(tmp_path):
     rows = np.arange(20)[:, None] + np.arange(10)  # each token follows from the one before
     split = {"inputs": rows[:, :-1] % 12, "labels": rows[:, 1:] % 12}
 
-    def tokens(steps: int = 40) -> Task:
+    def tokens(steps: int = 40, seed: int | None = None) -> Task:
         plan = PlainPlan(FixedSizeSampler(20, 8), steps)
         model = Gpt2(12, 8, 1, 2, 16, 9)
         data = Dataset("rows", split, split, 0)
-        return classification(model, data, plan, optimizer=optax.adam(0.03), eval_every=20)
+        options = {"optimizer": optax.adam(0.03), "eval_every": 20, "seed": seed}
+        return classification(model, data, plan, **options)
 
     train_and_evaluate(config_of(tokens, seed=0), tmp_path, progress=False)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
