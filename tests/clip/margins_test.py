@@ -17,8 +17,16 @@ import pytest
 import dpoptax
 from dpoptax._clipped_sum import accumulate as accumulate_module
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm, Segment
-from dpoptax._ghost_clipping.sums import ghost_clipped_sum, product_sums, weighted_products
+from dpoptax._ghost_clipping.norms.factor_products import (
+    FactoredGradients,
+    MeasuredTerm,
+    Segment,
+)
+from dpoptax._ghost_clipping.sums import (
+    ghost_clipped_sum,
+    product_sums,
+    weighted_products,
+)
 from dpoptax._ghost_clipping.transformed import cotangents, pulled_back_norms
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding import block_sums, bounds, part_limits

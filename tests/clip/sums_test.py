@@ -11,7 +11,10 @@ import pytest
 import dpoptax.tables
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm
-from dpoptax._ghost_clipping.sums import ghost_clipped_sum, weighted_products
+from dpoptax._ghost_clipping.sums import (
+    ghost_clipped_sum,
+    weighted_products,
+)
 from dpoptax._rounding import block_sums, bounds, integer_sums
 from tests import helpers
 from tests.helpers import floats

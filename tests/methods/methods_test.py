@@ -77,6 +77,12 @@ def test_disk_with_one_gradient_has_one_point():
 
 
 @pytest.mark.slow
+def test_disk_at_small_gamma_approaches_exact_hessian():
+    near, exact = (_run(dpoptax.disk(0.6, gamma)) for gamma in (1e-4, 0.0))
+    np.testing.assert_allclose(near, exact, atol=2e-3)
+
+
+@pytest.mark.slow
 def test_disk_with_swapped_gain_differs():
     default, swapped, same = (
         _run(dpoptax.disk(0.7, 0.5, filter_gain=gain)) for gain in (None, 0.3, 0.7)
