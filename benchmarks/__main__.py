@@ -1,12 +1,7 @@
 """Times private training steps. `python -m benchmarks --help` lists the options.
 
-Subcommands run other benchmarks:
-
-- `python -m benchmarks compilation` times the compiler; see `benchmarks.compilation`.
-- `python -m benchmarks first-seconds` times a first use; see `benchmarks.first_seconds`.
-- `python -m benchmarks noise` times normal numbers by generator; see `benchmarks.noise`.
-- `python -m benchmarks tables` times steps with large tables; see `benchmarks.tables`.
-- `python -m benchmarks models` times third-party models; see `benchmarks.third_party`.
+The subcommands `compilation`, `first-seconds`, `noise`, `tables` and `models` run other benchmarks;
+see `benchmarks/README.md`.
 """
 
 import sys
@@ -17,14 +12,7 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from benchmarks import (
-    compilation,
-    first_seconds,
-    noise,
-    report,
-    tables,
-    third_party,
-)
+from benchmarks import compilation, first_seconds, noise, report, tables, third_party
 from benchmarks.peers import torch_environment
 from benchmarks.timing import ROOT, Budget, measure, pythons
 from benchmarks.variants import (

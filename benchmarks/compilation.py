@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 import tyro
@@ -39,7 +38,6 @@ class Compilation:
     batch_size: int = 64
     rounds: int = 1
     """Turns of all steps of a model; the least time counts."""
-    output: Path = ROOT / "benchmarks" / "results" / "compilation.json"
 
 
 @dataclass(frozen=True)
@@ -62,18 +60,15 @@ class Compiled:
 
 
 def main(options: Compilation) -> str:
-    """Compiles all steps, saves the measurements, and returns a table."""
-    rows, found = [], {}
+    """Compiles all steps, and returns a table."""
+    rows = []
     for model in options.models:
         turns = [
             {name: _in_process(model, name, options.batch_size) for name in _STEPS}
             for _ in range(options.rounds)
         ]
         best = {name: min((turn[name] for turn in turns), key=_seconds) for name in _STEPS}
-        found[model] = {name: vars(each) for name, each in best.items()}
         rows += [_row(model, name, each, best["non-private"]) for name, each in best.items()]
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1))
     header = "model", "step", "trace, s", "XLA, s", "ratio", "equations", "instructions", "fusions"
     return markdown_table(header, rows)
 

@@ -25,7 +25,6 @@ class FirstSeconds:
 
     rounds: int = 3
     """Processes for each; the least time of each phase counts."""
-    output: Path = _ROOT / "benchmarks" / "results" / "first_seconds.json"
 
 
 @dataclass
@@ -124,24 +123,21 @@ PROGRAMS: dict[str, tuple[Callable[[Clock], None], tuple[str, ...]]] = {
 
 
 def main(options: FirstSeconds) -> str:
-    """Runs all programs, saves the times, and returns a table for each."""
+    """Runs all programs, and returns a table for each."""
     from dpoptax.training.run.records import markdown_table
 
-    found, tables = {}, []
+    tables = []
     for name, (_, phases) in PROGRAMS.items():
         turns = [_in_process(name) for _ in range(options.rounds)]
         least = {
             kind: {phase: min(getattr(turn, kind)[phase] for turn in turns) for phase in phases}
             for kind in ("wall", "processor")
         }
-        found[name] = least
         rows = [
             [kind, *(f"{seconds:.2f}" for seconds in times.values()), f"{sum(times.values()):.2f}"]
             for kind, times in least.items()
         ]
         tables.append(markdown_table([f"{name}, s", *phases, "sum"], rows))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return "\n\n".join(tables)
 
 

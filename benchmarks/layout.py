@@ -72,13 +72,7 @@ def main() -> None:
     for folder in sorted(lines, key=lambda folder: (floor(folder), folder)):
         others = " ".join(sorted(below.get(folder, ())))
         print(f"{folder:<20} {floor(folder):5d} {lines[folder]:6d}  {others}")
-    apart = {"training", "cli"}
-    library = sum(count for folder, count in lines.items() if folder not in apart)
-    arrows = sum(map(len, below.values()))
-    print(
-        f"{len(lines)} folders, {max(map(floor, lines))} floors, {arrows} arrows; library "
-        f"{library} lines, training and cli {sum(lines.values()) - library}"
-    )
+    print(f"{len(lines)} folders, {max(map(floor, lines))} floors, {sum(lines.values())} lines")
 
 
 if __name__ == "__main__":

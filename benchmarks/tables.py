@@ -115,8 +115,7 @@ def loss_fn(params: dict[str, jax.Array], example: tuple[Any, jax.Array]) -> jax
 
 def dense(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
     """Returns a step that trains the whole table, and its initial state."""
-    tx = optax.chain(gaussian_noise(chosen), optax.sgd(0.1))
-    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
+    tx, grad_fn = optimizer(chosen), dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
 
     def step(state: PyTree, lookups: jax.Array, targets: jax.Array) -> PyTree:
         params, opt_state = state
@@ -130,8 +129,7 @@ def dense(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
 
 def vocabulary(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
     """Returns a step that trains rows chosen beforehand, and its initial state."""
-    tx = optax.chain(gaussian_noise(chosen), optax.sgd(0.1))
-    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
+    tx, grad_fn = optimizer(chosen), dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
     rows = jnp.arange(chosen.capacity)
 
     def step(state: PyTree, lookups: jax.Array, targets: jax.Array) -> PyTree:
@@ -177,10 +175,10 @@ def table_of(params: dict[str, Any]) -> Any:
     return params["table"]
 
 
-def gaussian_noise(chosen: Tables) -> optax.GradientTransformation:
-    """Returns noise for parameters that are the same in all steps."""
-    key = jax.random.key(0)
-    return dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=chosen.batch_size, key=key)
+def optimizer(chosen: Tables) -> optax.GradientTransformation:
+    """Returns noise and descent for parameters that are the same in all steps."""
+    release = {"noise_multiplier": 1.0, "batch_size": chosen.batch_size, "key": jax.random.key(0)}
+    return optax.chain(dpoptax.gaussian_noise(**release), optax.sgd(0.1))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,6 @@ def study(
     workdir: Path = Path("runs/studies"),
     seeds: int = 5,
     data_dir: Path | None = None,
-    configs: Path = Path("configs"),
 ) -> str:
     """Computes numbers and findings for each study of the papers' claims.
 
@@ -60,17 +59,11 @@ def study(
         workdir: Folder for a .jsonl and a .md file of each study.
         seeds: Number of repetitions.
         data_dir: Folder with published data. Studies that train on such data need it.
-        configs: The repository's folder of configs, for the studies that train.
     """
     from experiments.studies import catalog
 
-    found = catalog.run_studies(
-        names or catalog.names_for(data_dir),
-        workdir,
-        seeds=seeds,
-        configs=configs,
-        data_dir=data_dir,
-    )
+    chosen = names or catalog.names_for(data_dir)
+    found = catalog.run_studies(chosen, workdir, seeds=seeds, data_dir=data_dir)
     texts = [
         f"\n{catalog.STUDIES[name].title} ({catalog.STUDIES[name].source})\n"
         + catalog.findings_table(findings)
@@ -161,18 +154,6 @@ def digits(
     return f"Written to {output}"
 
 
-def image_benchmark(folder: tyro.conf.Positional[Path], *, output: Path | None = None) -> str:
-    """Writes the page on methods on images from the records of comparisons.
-
-    Args:
-        folder: Folder with the files that `record` writes. The figures are also written there.
-        output: The Markdown file. By default it is next to the folder and has its name.
-    """
-    from experiments.image_benchmark.page import write_page
-
-    return f"Written to {write_page(folder, output)}"
-
-
 COMMANDS = {
     "study": f"{__name__}:study",
     "fetch": f"{__name__}:fetch",
@@ -190,6 +171,6 @@ COMMANDS = {
     "sampled-texts": "experiments.gemma.sampled_texts:run",
     "text": "experiments.text.recipe:run",
     "several-records": "experiments.reports.several_records:table",
-    "image-benchmark": f"{__name__}:image_benchmark",
+    "image-benchmark": "experiments.image_benchmark.page:write_page",
 }
 """The function of each command."""

@@ -29,7 +29,6 @@ from dpoptax.training.classifier import Variables, initial_variables
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import unknown_name
 from dpoptax.training.run.seeds import params_key
-from dpoptax.users import UserTable
 from experiments.data import PUBLISHED
 from experiments.data.dictionary import Dictionary
 from experiments.data.features import FeatureMap
@@ -68,6 +67,7 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
     "auto_v": lambda bound: dpoptax.automatic_clip(bound, gamma=0.0),
     "psac": dpoptax.contrib.psac_clip,
     "normalized": dpoptax.normalized_clip,
+    "adaptive": dpoptax.contrib.adaptive_clip,
     "per_layer": dpoptax.per_layer_clip,
     "auto_s_per_layer": lambda bound: dpoptax.per_layer_clip(dpoptax.automatic_clip(bound)),
 }
@@ -87,7 +87,6 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "cyclic": matrix.CyclicPoissonSampler,
     "in_order": _in_order,
     "balls_in_bins": sampling.RandomAllocationSampler,
-    "random_allocation": sampling.RandomAllocationSampler,
     "min_separation": sampling.MinSeparationSampler,
 }
 """Functions from sizes to a sampler, by name."""
@@ -102,11 +101,9 @@ class ExperimentConfig:
 
     Attributes:
         method: Method: gradient points, and the filter of the noisy gradient.
-        dataset: digits; mnist, fashion_mnist, cifar10, cifar100 and imagenet; sst2, qnli, mnli and
-            qqp; e2e and dart.
+        dataset: digits; mnist, fashion_mnist, cifar10 and cifar100; sst2, qnli, mnli and qqp.
         data_dir: Directory with the files of the data set, if it has files.
         model: Name of a model of `experiments.models`.
-        records_per_user: Maximum number of examples of a user in a step. ε then protects a user.
         steps: Number of optimizer steps.
         batch_size: Expected number of examples per step. Every sum is divided by it.
         microbatch_size: Number of examples with gradients in memory at once. None: the whole batch.
@@ -119,11 +116,11 @@ class ExperimentConfig:
         delta: δ of (ε, δ)-differential privacy.
         noise_multiplier: Noise standard deviation relative to the clip norm. None: calibrated.
         fixed_point: Whether to add integer noise, so that ε holds for every bit.
-        clip: Geometry of the clip: l2, auto_s, auto_v, psac or normalized. per_layer and
+        clip: Geometry of the clip: l2, auto_s, auto_v, psac, normalized or adaptive. per_layer and
             auto_s_per_layer split the bound over the arrays of parameters.
         l2_clip_norm: Bound on the l2 norm of one example's gradient.
-        sampling: poisson, fixed_size, balls_in_bins, random_allocation, min_separation, cyclic,
-            in_order, or shuffled, which has no guarantee.
+        sampling: poisson, fixed_size, balls_in_bins, min_separation, cyclic, in_order, or shuffled,
+            which has no guarantee.
         accountant: pld, rdp, or monte_carlo.
         seed: Seed of the initial parameters, the batches and the noise, to repeat a study.
         held_out: Whether to train on four fifths of the training examples and test on the others.
@@ -131,21 +128,15 @@ class ExperimentConfig:
         eval_every: Steps between evaluations on the test split.
         features: Features that replace images. none: the images. scattering: fixed means of wavelet
             moduli. dictionary: responses to many patches drawn from a random process.
-        scattering_scale: Binary logarithm of the width of a feature's window in pixels.
-        scattering_angles: Number of directions of the wavelets.
         feature_groups: Number of groups of scattering channels, each normalized over one example.
         feature_colors: Channels for scattering: given, or opponent for sum and differences.
-        dictionary_filters: Number of patches in the dictionary. Mirror images are added.
-        dictionary_patch: Height and width of a patch of the dictionary, in pixels.
-        dictionary_grid: Cells along each side of an image; features are means over a cell.
         pretrained: Folder of a published model, with config.json, model.safetensors and, for texts,
             the files of the tokenizer. Training starts from its weights.
         sequence_length: Number of tokens per example.
         lora_rank: Rank of the trained correction to each projection of a published model. None: all
             weights are trained.
         lora_alpha: The correction is multiplied by lora_alpha / lora_rank.
-        lora_projections: Names of the corrected projections. Without names: query and value, or
-            GPT-2's joint projection.
+        lora_projections: Names of the corrected projections. Without names: query and value.
 
     Raises:
         ConfigError: A field is out of range. The message names field, value and remedy.
@@ -155,7 +146,6 @@ class ExperimentConfig:
     dataset: str = "digits"
     data_dir: Path | None = None
     model: str = "mlp"
-    records_per_user: int | None = None
     steps: int = 120
     batch_size: int = 256
     microbatch_size: int | None = None
@@ -176,13 +166,8 @@ class ExperimentConfig:
     checkpoint_every: int = 100
     eval_every: int = 10
     features: Features = "none"
-    scattering_scale: int = 2
-    scattering_angles: int = 8
     feature_groups: int | None = 27
     feature_colors: Colors = "given"
-    dictionary_filters: int = 200
-    dictionary_patch: int = 5
-    dictionary_grid: int = 3
     pretrained: Path | None = None
     sequence_length: int = 128
     lora_rank: int | None = None
@@ -223,7 +208,7 @@ class ExperimentConfig:
         """
         data, known = self.data(), self._has_data
         model = self.build_model(data.num_classes)
-        plan, users = self.plan(data), self.users(data)
+        plan = self.plan(data)
         if self.sampling == "in_order":  # without an incomplete last group
             whole = cast(dict[str, Any], data.train)
             size = plan.sampler.dataset_size
@@ -237,7 +222,6 @@ class ExperimentConfig:
             variables=self.variables(model, data),
             optimizer=self.following(plan),
             clip=self._clip,
-            users=users,
             microbatch_size=self.microbatch_size,
             budget=self.epsilon if self._has_budget(plan) else None,
             eval_every=self.eval_every,
@@ -250,53 +234,28 @@ class ExperimentConfig:
         return dataclasses.replace(made, data=shapes)
 
     @property
-    def spec(self) -> PublishedSpec:
-        """The specification of the data, with its tokenizer and its features."""
-        return PublishedSpec(self.dataset, self.data_dir, True, self.tokens, self.feature_map)
-
-    @property
     def _has_data(self) -> bool:
         return self.data_dir is not None or self.dataset not in PUBLISHED
 
     def data(self) -> Dataset:
         """Returns the data, or zeros of the published size that take no memory."""
-        if self._has_data:
-            data = _loaded(self.spec)
-            return data.for_selection() if self.held_out else data
-        size, example, num_classes = self.spec.shapes()
-        rows = {
-            name: np.broadcast_to(np.zeros((), x.dtype), (size, *x.shape))
-            for name, x in example.items()
-        }
-        return Dataset(self.dataset, rows, rows, num_classes)
-
-    def users(self, data: Dataset) -> UserTable | None:
-        """Returns the owners of the examples, or None if the unit is an example."""
-        if self.records_per_user is None:
-            return None
-        if data.owners is None:
-            raise ConfigError(
-                f"dataset={self.dataset!r} must have owners with `records_per_user`, got None."
-            )
-        return UserTable(data.owners, self.records_per_user, seed=self.seed or 0)
+        tokens = Tokens(self.pretrained, self.sequence_length)
+        spec = PublishedSpec(self.dataset, self.data_dir, tokens, self._feature_map)
+        if not self._has_data:
+            return spec.zeros()
+        data = _loaded(spec)
+        return data.for_selection() if self.held_out else data
 
     def plan(self, data: Dataset) -> dpoptax.PrivacyPlan | PlainPlan:
         """Returns the plan: sampler, noise and steps."""
-        method, users = self.method, self.users(data)
-        size = data.train_size if users is None else users.num_users
+        method, size = self.method, data.train_size
         if self.batch_size > size:
             raise ConfigError(
-                f"`batch_size` must be at most {size}, the number of "
-                f"{'training examples' if users is None else 'users'} of "
+                f"`batch_size` must be at most {size}, the number of training examples of "
                 f"dataset={self.dataset!r}, got {self.batch_size}."
             )
-        of_users = {} if users is None else {"unit": "user", "owners": users.owners}
         sampler = SAMPLERS[self.sampling](
-            size,
-            self.batch_size,
-            multiple_of=self.microbatch_size or 1,
-            **of_users,
-            **self._turns(size),
+            size, self.batch_size, multiple_of=self.microbatch_size or 1, **self._turns()
         )
         if not method.private:
             return PlainPlan(sampler, self.steps)
@@ -338,33 +297,19 @@ class ExperimentConfig:
 
         return PlainPlan(sampler, self.steps, noise, reason)
 
-    def _turns(self, size: int) -> dict[str, int]:
+    def _turns(self) -> dict[str, int]:
         """Returns the sampler options on the participation of an example."""
-        if self.sampling == "cyclic":
-            return {"cycle_length": self.method.cycle_length}
-        if self.sampling == "min_separation":
-            return {"separation": self.method.cycle_length}
-        if self.sampling != "random_allocation":
+        options = {"cyclic": "cycle_length", "min_separation": "separation"}
+        if self.sampling not in options:
             return {}
-        # Participations equal epochs, so that the period of the sampler is the whole run.
-        floor = max(1, self.steps * self.batch_size // size)
-        runs = {-(-k * size // self.batch_size): k for k in (floor, floor + 1)}
-        if self.steps not in runs:
-            steps = " or ".join(str(steps) for steps in runs)
-            raise ConfigError(
-                "`steps` must be a whole number of epochs with sampling='random_allocation', got "
-                f"{self.steps} steps of batch_size={self.batch_size} for {size} examples. Set "
-                f"steps={steps}, or use sampling='balls_in_bins'."
-            )
-        return {"participations": runs[self.steps]}
+        return {options[self.sampling]: self.method.cycle_length}
 
     def _has_budget(self, plan: dpoptax.PrivacyPlan | PlainPlan) -> bool:
         return self.noise_multiplier is not None and not isinstance(plan, PlainPlan)
 
     @property
     def _clip(self) -> dpoptax.Clip:
-        own = self.method.clip(self.l2_clip_norm)
-        return CLIPS[self.clip](self.l2_clip_norm) if own is None else own
+        return CLIPS[self.clip](self.l2_clip_norm)
 
     def stddev(self, plan: dpoptax.PrivacyPlan | PlainPlan) -> float:
         """Returns the standard deviation of each coordinate of a release, NaN if it has none."""
@@ -439,23 +384,12 @@ class ExperimentConfig:
         return Variables(**pretrained.load_weights(self.pretrained, model, variables._asdict()))
 
     @property
-    def tokens(self) -> Tokens:
-        """Returns the settings that turn texts into arrays."""
-        return Tokens(self.pretrained, self.sequence_length)
-
-    @property
-    def feature_map(self) -> FeatureMap | None:
-        """Returns the map that replaces images by features, or None."""
+    def _feature_map(self) -> FeatureMap | None:
         if self.features == "none":
             return None
         if self.features == "dictionary":
-            return Dictionary(self.dictionary_filters, self.dictionary_patch, self.dictionary_grid)
-        return Scattering(
-            self.scattering_scale,
-            self.scattering_angles,
-            self.feature_groups,
-            self.feature_colors,
-        )
+            return Dictionary()
+        return Scattering(groups=self.feature_groups, colors=self.feature_colors)
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,4 +1,4 @@
-"""Defines the methods of experiments: clip, noise, filter and optimizer."""
+"""Defines the methods of experiments: loss, noise, filter and optimizer."""
 
 import dataclasses
 import functools
@@ -36,10 +36,6 @@ class Method:
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the loss of one example, which may take a key, new for each step."""
         return loss_fn
-
-    def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
-        """Returns the method's clip. None: the clip that the config names."""
-        return None
 
     def strategy(self, steps: int) -> Strategy | None:
         """Returns the strategy of correlated noise for a run. None: independent noise."""
@@ -164,38 +160,12 @@ def coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClip(Method):
-    """Clip norm that tracks a quantile of the gradient norms (Andrew et al., 2021).
-
-    It starts at the config's clip norm. Each release includes the noisy count that estimates
-    the quantile.
-    """
-
-    name: ClassVar[str] = "Adaptive clip"
-
-    quantile: float = 0.5
-    """Target fraction of examples with unclipped gradients, in [0, 1]."""
-    clip_rate: float = 0.2
-    """A step changes the clip norm by a factor of at most about exp(clip_rate)."""
-    count_share: float = 0.01
-    """Fraction of the privacy cost spent on the count, in (0, 1)."""
-
-    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        return dpoptax.contrib.adaptive_clip(
-            l2_clip_norm,
-            quantile=self.quantile,
-            learning_rate=self.clip_rate,
-            count_share=self.count_share,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class CorrelatedNoise(Doppler):
     """Correlated noise, which later steps partly cancel, followed by DOPPLER's filter.
 
     It needs `sampling="cyclic"`, with as many groups as bands, or "in_order", with at least as many
-    batches per epoch as bands. With `accountant="monte_carlo"`, it also supports "balls_in_bins",
-    "min_separation" and "random_allocation".
+    batches per epoch as bands. With `accountant="monte_carlo"`, it also supports "balls_in_bins"
+    and "min_separation".
     """
 
     name: ClassVar[str] = "Correlated noise"
@@ -304,23 +274,6 @@ class InnerOuter(Method):
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
-
-
-@dataclasses.dataclass(frozen=True)
-class HypersphericalClip(Method):
-    """GeoDP with a proof: noise on the bounded magnitude and angles of each example."""
-
-    name: ClassVar[str] = "Hyperspherical"
-
-    angle_norm: float = 2.0
-    """Bound on the l2 norm of one example's angles from the equator, in radians."""
-    magnitude_weight: float = 0.1
-    """Share of the magnitude in the bounded vector, in (0, 1)."""
-
-    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        return dpoptax.contrib.hyperspherical_clip(
-            l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Writes tests/data/{roberta,gpt2,vit}: tiny checkpoints and the outputs of `transformers`.
+"""Writes tests/data/{roberta,gpt2}: tiny checkpoints and the outputs of `transformers`.
 
 The weights are random and saved in the library's published format. The outputs are the hidden
-states of every layer and the logits, for a few rows of tokens (one of them padded) or images.
+states of every layer and the logits, for a few rows of tokens (one of them padded).
 Run it from the root as
 
     uv run --no-project --with torch --with transformers python tests/make_reference.py
@@ -52,7 +52,7 @@ def write(name, model, inputs, **named):
 
 
 def main():
-    """Writes all three models."""
+    """Writes both models."""
     rng = np.random.default_rng(0)
     roberta = transformers.RobertaForSequenceClassification(
         transformers.RobertaConfig(
@@ -87,12 +87,6 @@ def main():
     )
     tokens = rng.integers(0, 37, (3, LENGTH))
     write("gpt2", scrambled(gpt2), tokens.astype(np.int32), input_ids=tokens)
-    vit = transformers.ViTForImageClassification(
-        transformers.ViTConfig(image_size=12, patch_size=4, **SIZES)
-    )
-    images = rng.uniform(-1, 1, (3, 12, 12, 3)).astype(np.float32)
-    # Channels come first, and colors are in half of the range [-2, 2].
-    write("vit", scrambled(vit), 2 * images, pixel_values=images.transpose(0, 3, 1, 2))
 
 
 if __name__ == "__main__":

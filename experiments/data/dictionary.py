@@ -97,13 +97,13 @@ class Dictionary:
             )
         if min(shape[:2]) - self.patch + 1 < self.grid:
             raise ConfigError(
-                f"`dictionary_patch` and `dictionary_grid` must fit images of shape {shape}, got "
-                f"{self.patch} and {self.grid}. Use smaller values."
+                f"`patch` and `grid` must fit images of shape {shape}, got {self.patch} and "
+                f"{self.grid}. Use smaller values."
             )
         if self.filters > _PATCHES:
             raise ConfigError(
-                f"`dictionary_filters` must be at most {_PATCHES}, the number of drawn patches, "
-                f"got {self.filters}."
+                f"`filters` must be at most {_PATCHES}, the number of drawn patches, got "
+                f"{self.filters}."
             )
         return self.grid, self.grid, 2 * self.filters
 

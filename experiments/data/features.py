@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import sys
 import tempfile
@@ -47,18 +48,6 @@ class FeatureMap(Protocol):
         """Returns the compiled map from images (N, *shape) to (N, *self.shape(shape))."""
 
 
-def example_of(
-    wanted: FeatureMap, example: dict[str, jax.ShapeDtypeStruct]
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and types of an example whose `inputs` are features.
-
-    Raises:
-        ConfigError: As for `FeatureMap.shape`.
-    """
-    shape = wanted.shape(example["inputs"].shape)
-    return {**example, "inputs": jax.ShapeDtypeStruct(shape, np.float16)}
-
-
 def in_chunks(
     together: Callable[[jax.Array], jax.Array], values: jax.Array, size: int
 ) -> jax.Array:
@@ -68,9 +57,7 @@ def in_chunks(
     return found.reshape(-1, *found.shape[2:])[: len(values)]
 
 
-def featured(
-    source: streaming.Source, wanted: FeatureMap, *, name: str, progress: bool = False
-) -> streaming.Source:
+def featured(source: streaming.Source, wanted: FeatureMap, *, name: str) -> streaming.Source:
     """Replaces the images of the records with features, in float16.
 
     Features are computed one image at a time and kept in the user's cache folder. Their file name
@@ -82,7 +69,6 @@ def featured(
         source: Arrays by name. "inputs" are images (N, height, width, channels).
         wanted: The map from images to features.
         name: Name of the data set, for messages.
-        progress: Whether to show a progress bar while features are computed.
 
     Raises:
         ConfigError: The records are not images in arrays, or `wanted` rejects them.
@@ -96,20 +82,14 @@ def featured(
         )
     images = source["inputs"]
     shape = (len(images), *wanted.shape(images.shape[1:]))
-    bar = Bar(
-        total=len(images), unit="image", desc=f"features of {name}", disable=not progress, delay=1
-    )
+    bar = Bar(total=len(images), unit="image", desc=f"features of {name}", delay=1)
     path = cache_folder.cache_folder("features") / f"{_identity(images, wanted)}.npy"
     with bar:
         features = _kept(path, shape)
         if features is None:
             features = _computed(path, shape, images, wanted, bar)
-    return {**source, "inputs": np.asarray(features).copy() if resident(shape) else features}
-
-
-def resident(shape: tuple[int, ...]) -> bool:
-    """Returns whether the features of a split, of this shape, are held in memory."""
-    return 2 * int(np.prod(shape)) <= IN_MEMORY
+    small = 2 * math.prod(shape) <= IN_MEMORY
+    return {**source, "inputs": np.asarray(features).copy() if small else features}
 
 
 def _computed(

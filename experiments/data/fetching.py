@@ -29,97 +29,54 @@ class RemoteFile:
     checksum: str
 
 
-def _files(base: str, checksums: dict[str, str], folder: str = "") -> tuple[RemoteFile, ...]:
-    return tuple(
-        RemoteFile(folder + name, base + name, f"sha256:{checksum}")
-        for name, checksum in checksums.items()
-    )
-
-
-def _archive(base: str, name: str, checksum: str) -> tuple[RemoteFile, ...]:
-    return _files(base, {name: checksum})
-
-
-def _idx(base: str, folder: str, *checksums: str) -> tuple[RemoteFile, ...]:
-    """Returns the four files of MNIST, or of a data set published in the same form."""
-    splits = ("train", "t10k")
-    kinds = ("images-idx3", "labels-idx1")
-    names = [f"{split}-{kind}-ubyte.gz" for split in splits for kind in kinds]
-    return _files(base, dict(zip(names, checksums, strict=True)), folder)
-
-
+_MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist/"
+_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _GLUE = "https://dl.fbaipublicfiles.com/glue/data/"
-
-SOURCES: dict[str, tuple[RemoteFile, ...]] = {
-    "mnist": _idx(
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        "mnist/",
+_IDX = [f"{s}-{k}-ubyte.gz" for s in ("train", "t10k") for k in ("images-idx3", "labels-idx1")]
+_CHECKSUMS = {
+    "mnist": (
         "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
         "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
         "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
         "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
-    "fashion_mnist": _idx(
-        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-        "fashion_mnist/",
+    "fashion_mnist": (
         "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
         "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
         "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
         "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
-    "cifar10": _archive(
-        _CIFAR,
-        "cifar-10-python.tar.gz",
-        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-    ),
-    "cifar100": _archive(
-        _CIFAR,
-        "cifar-100-python.tar.gz",
-        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-    ),
-    "sst2": _archive(
-        _GLUE,
-        "SST-2.zip",
-        "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",
-    ),
-    "qnli": _archive(
-        _GLUE,
-        "QNLIv2.zip",
-        "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",
-    ),
-    "mnli": _archive(
-        _GLUE,
-        "MNLI.zip",
-        "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633",
-    ),
-    "qqp": _archive(
-        _GLUE,
-        "QQP-clean.zip",
-        "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
-    ),
-    "e2e": _files(
-        "https://raw.githubusercontent.com/tuetschek/e2e-dataset/master/",
-        {
-            "trainset.csv": "f27d48df45815288ab15619d47a79028c300fbb7f42e373668aba0b98c1d57c6",
-            "devset.csv": "fc26b78cdb849c80545f513b223d1e051138b43882eeb79e3eb153e689c864f9",
-        },
-        "e2e/",
-    ),
-    "dart": _files(
-        "https://raw.githubusercontent.com/Yale-LILY/dart/master/data/v1.1.1/",
-        {
-            "dart-v1.1.1-full-train.json": (
-                "0671b56f4b090ccf1c0187364d45c6f1214421d6f1081a21800596860f314e70"
-            ),
-            "dart-v1.1.1-full-dev.json": (
-                "5038f3543b6d59b94ac4e3f69d15a0b01d8578913f862142e7c560200dd6e434"
-            ),
-        },
-        "dart/",
-    ),
+    "cifar10": ("6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",),
+    "cifar100": ("85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",),
+    "sst2": ("d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",),
+    "qnli": ("e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",),
+    "mnli": ("e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633",),
+    "qqp": ("40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",),
 }
-"""Files that `fetch` can download, by data set. ImageNet is missing: it needs an account."""
+_ADDRESSES = {
+    "mnist": [_MNIST + name for name in _IDX],
+    "fashion_mnist": [_FASHION + name for name in _IDX],
+    "cifar10": [_CIFAR + "cifar-10-python.tar.gz"],
+    "cifar100": [_CIFAR + "cifar-100-python.tar.gz"],
+    "sst2": [_GLUE + "SST-2.zip"],
+    "qnli": [_GLUE + "QNLIv2.zip"],
+    "mnli": [_GLUE + "MNLI.zip"],
+    "qqp": [_GLUE + "QQP-clean.zip"],
+}
+
+
+def _file(name: str, url: str, checksum: str) -> RemoteFile:
+    """Returns a file. MNIST and Fashion-MNIST have the same names, so each has a folder."""
+    folder = f"{name}/" if "mnist" in name else ""
+    return RemoteFile(folder + url.rsplit("/", 1)[1], url, f"sha256:{checksum}")
+
+
+SOURCES: dict[str, tuple[RemoteFile, ...]] = {
+    name: tuple(_file(name, *pair) for pair in zip(urls, _CHECKSUMS[name], strict=True))
+    for name, urls in _ADDRESSES.items()
+}
+"""Files of each data set."""
 
 
 def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> list[Path]:
@@ -137,9 +94,8 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
         The downloaded files. The list is empty if the reader finds all files.
 
     Raises:
-        ConfigError: `data_dir` is missing, pooch is not installed, the data set must be fetched by
-            hand, the network fails, or the bytes differ from the published ones. The message gives
-            the file, its address and its folder.
+        ConfigError: `data_dir` is missing, pooch is not installed, the network fails, or the bytes
+            differ from the published ones. The message gives the file, its address and its folder.
     """
     if name not in PUBLISHED:
         raise unknown_name("dataset", name, PUBLISHED)
@@ -150,9 +106,8 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
     data_dir = Path(data_dir)
     try:
         PUBLISHED[name].find(data_dir)
-    except MissingFilesError as error:
-        if name not in SOURCES:
-            raise ConfigError(f"dataset={name!r} must be fetched by hand. {error}") from error
+    except MissingFilesError:
+        pass
     else:
         return []
     try:

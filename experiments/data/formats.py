@@ -11,7 +11,7 @@ import pickle
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,49 +96,30 @@ def read_cifar(content: bytes, path: Path, label: str) -> tuple[np.ndarray, np.n
     return planes.transpose(0, 2, 3, 1), labels
 
 
-def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
-    """Yields the files called `names` of a folder, or of a .tar.gz or .zip archive.
-
-    An archive may hold them in any folder. If two files have the same name, the one in fewer
-    folders is taken.
+def members(path: Path, top: str, names: Sequence[str]) -> Iterator[bytes]:
+    """Yields the files `names` of a folder, or those in `top` of a .tar.gz or .zip archive.
 
     Raises:
         ConfigError: A file is missing, or the archive is damaged.
     """
-    if path.is_dir():
-        for name in names:
-            if not (path / name).is_file():
-                raise damaged(path, f"it lacks {name}")
-            yield (path / name).read_bytes()
-        return
     try:
-        yield from _zipped(path, names) if path.suffix == ".zip" else _tarred(path, names)
-    except KeyError as error:
-        raise damaged(path, f"it lacks {error.args[0]}") from error
+        if path.is_dir():
+            yield from ((path / name).read_bytes() for name in names)
+        elif path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                yield from (archive.read(f"{top}/{name}") for name in names)
+        else:
+            with tarfile.open(path) as packed:
+                for name in names:
+                    file = packed.extractfile(f"{top}/{name}")
+                    yield b"" if file is None else file.read()
+    except (KeyError, FileNotFoundError) as error:
+        raise damaged(path, f"it lacks a file ({error})") from error
     except (
         *(tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile),
         *(zipfile.BadZipFile, NotImplementedError),  # the latter for an unsupported compression
     ) as error:
         raise damaged(path, f"it is not a complete archive ({error})") from error
-
-
-def _tarred(path: Path, names: Sequence[str]) -> list[bytes]:
-    with tarfile.open(path) as archive:
-        files = {member.name: member for member in archive if member.isfile()}
-        found = _by_name(files)
-        contents = [archive.extractfile(files[found[name]]) for name in names]
-        return [file.read() for file in contents if file is not None]
-
-
-def _zipped(path: Path, names: Sequence[str]) -> list[bytes]:
-    with zipfile.ZipFile(path) as archive:
-        found = _by_name(archive.namelist())
-        return [archive.read(found[name]) for name in names]
-
-
-def _by_name(paths: Iterable[str]) -> dict[str, str]:
-    deepest_first = sorted(paths, key=lambda path: path.count("/"), reverse=True)
-    return {path.rsplit("/", 1)[-1]: path for path in deepest_first}
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -171,10 +152,9 @@ class MissingFilesError(ConfigError):
     """Raised when files of a data set are missing."""
 
 
-def missing(dataset: str, data_dir: Path, files: str, remedy: str = "") -> MissingFilesError:
+def missing(dataset: str, data_dir: Path, files: str) -> MissingFilesError:
     """Returns the error for missing files."""
-    remedy = remedy or f"run python -m experiments fetch {dataset} --data-dir {data_dir}"
     return MissingFilesError(
         f"dataset={dataset!r} needs {files}, which is missing in data_dir={str(data_dir)!r}. Pass "
-        f"another --data-dir, or {remedy}."
+        f"another --data-dir, or run python -m experiments fetch {dataset} --data-dir {data_dir}."
     )

@@ -12,7 +12,6 @@ import numpy as np
 
 from dpoptax.training import ConfigError, Dataset, Split
 from experiments.data import formats
-from experiments.data.imagenet import scaled_colors
 from experiments.data.published_data import PUBLISHED, PublishedDataset
 
 
@@ -57,6 +56,7 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
         ConfigError: A file is missing or damaged.
     """
     name, ten = f"cifar{num_classes}", num_classes == 10
+    top = _cifar_folder(num_classes)
     source = find_cifar(data_dir, num_classes)
     train = [f"data_batch_{i}" for i in range(1, 6)] if ten else ["train"]
     splits = []
@@ -64,22 +64,26 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
         label = "labels" if ten else "fine_labels"
         parts = [
             formats.read_cifar(content, source / file, label)
-            for file, content in zip(files, formats.members(source, files), strict=True)
+            for file, content in zip(files, formats.members(source, top, files), strict=True)
         ]
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
-        inputs = scaled_colors(images)
+        inputs = (images.astype(np.float32) / 255 - 0.5) / 0.25
         splits.append(_split(inputs, labels, num_classes, files[0], name))
     return Dataset(name, splits[0], splits[1], num_classes)
 
 
 def find_cifar(data_dir: Path, num_classes: int) -> Path:
     """Returns the folder or archive; see `load_cifar`."""
-    unpacked = "cifar-10-batches-py" if num_classes == 10 else "cifar-100-python"
     archive = f"cifar-{num_classes}-python.tar.gz"
-    source = formats.find(data_dir, (f"cifar{num_classes}",), (unpacked, archive))
+    names = (_cifar_folder(num_classes), archive)
+    source = formats.find(data_dir, (f"cifar{num_classes}",), names)
     if source is None:
         raise formats.missing(f"cifar{num_classes}", data_dir, f"{archive} or it unpacked")
     return source
+
+
+def _cifar_folder(num_classes: int) -> str:
+    return "cifar-10-batches-py" if num_classes == 10 else "cifar-100-python"
 
 
 def _idx(data_dir: Path, folders: Sequence[str], stem: str, dimensions: int, name: str) -> Path:
@@ -111,10 +115,9 @@ for _name, _folders in (
 ):
     _load = functools.partial(load_mnist, name=_name, folders=_folders)
     _find: Callable[[Path], object] = functools.partial(find_mnist, name=_name, folders=_folders)
-    PUBLISHED[_name] = PublishedDataset(_load, 60_000, (28, 28, 1), 10, find=_find)
+    PUBLISHED[_name] = PublishedDataset(_load, _find, 60_000, 10, (28, 28, 1))
 for _classes in (10, 100):
     _load = functools.partial(load_cifar, num_classes=_classes)
     _find = functools.partial(find_cifar, num_classes=_classes)
-    PUBLISHED[f"cifar{_classes}"] = PublishedDataset(
-        _load, 50_000, formats.CIFAR_SHAPE, _classes, find=_find
-    )
+    _cifar = PublishedDataset(_load, _find, 50_000, _classes, formats.CIFAR_SHAPE)
+    PUBLISHED[f"cifar{_classes}"] = _cifar

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +33,12 @@ class NetworkFeatures:
         mirror: Whether to also compute the features of the mirror image.
     """
 
+    name: ClassVar[str] = "efficientnet_lite0"
+
     weights: Path = dataclasses.field(repr=False)  # the name in the cache does not depend on it
     size: int
     end: int
     mirror: bool
-
-    @property
-    def name(self) -> str:
-        """The name in messages."""
-        return "efficientnet_lite0"
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape (1 or 2, height, width, channels) of the features of an image.
@@ -77,13 +75,10 @@ class PooledFeatures:
         start: Number of the block that the activations enter.
     """
 
+    name: ClassVar[str] = "efficientnet_lite0"
+
     weights: Path = dataclasses.field(repr=False)  # the name in the cache does not depend on it
     start: int
-
-    @property
-    def name(self) -> str:
-        """The name in messages."""
-        return "efficientnet_lite0"
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the features of activations (copies, height, width, channels)."""

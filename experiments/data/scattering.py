@@ -79,9 +79,8 @@ class Scattering:
         for size in sizes:
             if self._border(size)[1] >= size:
                 raise ConfigError(
-                    f"`scattering_scale` must be small enough for images of shape {shape}, got "
-                    f"{self.scale}, which reflects {self._border(size)[1]} pixels at the border. "
-                    "Use a smaller value."
+                    f"`scale` must be small enough for images of shape {shape}, got {self.scale}, "
+                    f"which reflects {self._border(size)[1]} pixels at the border."
                 )
         if self.colors == "opponent" and colors != 3:
             raise ConfigError(

@@ -1,20 +1,17 @@
-"""Reads GLUE's sentence classification, E2E and DART from their published files.
+"""Reads GLUE's sentence classification from its published files.
 
 The evaluation split of GLUE is dev.tsv, because the labels of its test split are not public.
 """
 
-import csv
 import dataclasses
 import functools
-import io
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpoptax.training import Dataset, Split
+from dpoptax.training import Dataset
 from experiments.data.formats import damaged, find, members, missing
 from experiments.data.published_data import PUBLISHED, PublishedDataset
 from experiments.data.tokens import Tokens
@@ -72,8 +69,6 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
     """Reads a GLUE task from TSV files with a header line and one example per line.
 
     MNLI is evaluated on the matched genres. The few broken rows of QQP are left out, as is usual.
-    If the training file has a column "user", it gives the owner of each example. No published file
-    has such a column.
 
     Args:
         data_dir: Folder of the task's files, of its folder, or of its archive.
@@ -85,32 +80,37 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
     """
     task, paths = GLUE[name], find_glue(data_dir, name=name)
     tokens.tokenizer()  # raises before files are read if the tokenizer is missing
-    splits, owners = [], []
+    splits = []
     for path in paths:
-        *texts, labels, users = zip(*_read_tsv(path, task), strict=True)
-        owners.append(None if users[0] is None else np.array(users))
+        *texts, labels = zip(*_read_tsv(path, task), strict=True)
         inputs = tokens.sentences(*texts)
         splits.append({"inputs": inputs, "labels": np.array(labels, np.int32)})
-    return Dataset(name, splits[0], splits[1], len(task.labels), owners=owners[0])
+    return Dataset(name, splits[0], splits[1], len(task.labels))
 
 
 def find_glue(data_dir: Path, *, name: str) -> list[Path]:
-    """Returns the files of a task, training first; see `load_glue`."""
+    """Returns the files of a task, training first, or ARCHIVE/NAME; see `load_glue`."""
     task = GLUE[name]
-    return _files(data_dir, (task.folder,), ("train.tsv", task.dev), name, task.archive)
+    packed = find(data_dir, (task.folder,), [task.archive])
+    paths = []
+    for file in ("train.tsv", task.dev):
+        path = find(data_dir, (task.folder,), [file]) or (packed and packed / file)
+        if path is None:
+            raise missing(name, data_dir, f"{file} or {task.archive}")
+        paths.append(path)
+    return paths
 
 
 def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
-    """Yields the texts, the number of the label, and the user or None of each row."""
+    """Yields the texts and the number of the label of each row."""
     # The csv module is not used: quotes and Unicode line separators are part of the text.
-    header, *lines = _text(path).removesuffix("\n").split("\n")
+    header, *lines = _text(path, task.folder).removesuffix("\n").split("\n")
     names = header.rstrip("\r").split("\t")
     absent = [column for column in task.columns if column not in names]
     if absent or not lines:
         found = f"no column {absent[0]!r} in its header {names}" if absent else "no examples"
         raise damaged(path, f"it has {found}")
     places = [names.index(column) for column in task.columns]
-    owner = names.index("user") if "user" in names else None
     for number, line in enumerate(lines, start=2):
         cells = line.rstrip("\r").split("\t")
         if len(cells) != len(names):
@@ -122,110 +122,11 @@ def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
             raise damaged(
                 path, f"line {number} has label {label!r}, which is not one of {task.labels}"
             )
-        user = None if owner is None else cells[owner].strip()
-        if user == "":
-            raise damaged(path, f"line {number} has no user, but the file has a column of users")
-        yield *texts, task.labels.index(label), user
+        yield *texts, task.labels.index(label)
 
 
-def load_e2e(data_dir: Path, tokens: Tokens) -> Dataset:
-    """Reads the E2E challenge from CSV files with columns mr and ref.
-
-    The task is to write a sentence about a restaurant. A meaning representation `name[Aromi],
-    food[Italian]` is written `name : Aromi | food : Italian`, the usual form for GPT-2.
-
-    Raises:
-        ConfigError: A file is missing or damaged, or the tokenizer is missing.
-    """
-    return _generation("e2e", find_e2e(data_dir), _read_e2e, tokens)
-
-
-def find_e2e(data_dir: Path) -> list[Path]:
-    """Returns the files, training first; see `load_e2e`."""
-    names = ("trainset.csv", "devset.csv")
-    return _files(data_dir, ("e2e", "e2e-dataset"), names, "e2e", "e2e-dataset.zip")
-
-
-def _read_e2e(path: Path) -> Iterator[tuple[str, str]]:
-    rows = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
-    try:
-        for row in rows:
-            if not row.get("mr") or row.get("ref") is None:
-                raise damaged(path, f"line {rows.line_num} lacks one of the columns mr and ref")
-            slots = [slot.strip().removesuffix("]") for slot in row["mr"].split("],")]
-            yield " | ".join(slot.replace("[", " : ", 1) for slot in slots), row["ref"]
-    except csv.Error as error:
-        raise damaged(
-            path, f"the text after line {rows.line_num} is not a row of CSV ({error})"
-        ) from error
-
-
-def load_dart(data_dir: Path, tokens: Tokens) -> Dataset:
-    """Reads DART from its JSON files, which map triples to sentences.
-
-    Every annotation of a set of (subject, relation, object) triples is an example. A set is written
-    `subject : relation : object | ...`, the usual form for GPT-2.
-
-    Raises:
-        ConfigError: A file is missing or damaged, or the tokenizer is missing.
-    """
-    return _generation("dart", find_dart(data_dir), _read_dart, tokens)
-
-
-def find_dart(data_dir: Path) -> list[Path]:
-    """Returns the files, training first; see `load_dart`."""
-    names = [f"dart-v1.1.1-full-{split}.json" for split in ("train", "dev")]
-    return _files(data_dir, ("dart", "dart/data/v1.1.1", "data/v1.1.1"), names, "dart")
-
-
-def _read_dart(path: Path) -> Iterator[tuple[str, str]]:
-    try:
-        for entry in json.loads(_text(path)):
-            triples = " | ".join(" : ".join(map(str, triple)) for triple in entry["tripleset"])
-            for annotation in entry["annotations"]:
-                yield triples, annotation["text"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise damaged(
-            path, f"it is not a list of triplesets with annotations ({reason})"
-        ) from error
-
-
-def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Dataset:
-    tokens.tokenizer()  # raises before files are read if the tokenizer is missing
-    splits: list[Split] = []
-    for path in paths:
-        pairs = list(read(path))
-        if not pairs:
-            raise damaged(path, "it has no examples")
-        sources, targets = zip(*pairs, strict=True)
-        inputs, labels = tokens.continuations(sources, targets)
-        splits.append({"inputs": inputs, "labels": labels})
-    return Dataset(name, splits[0], splits[1], 0)
-
-
-def _files(
-    data_dir: Path,
-    folders: tuple[str, ...],
-    names: Sequence[str],
-    dataset: str,
-    archive: str | None = None,
-) -> list[Path]:
-    """Returns the files, or ARCHIVE/NAME for files that may be in the archive."""
-    packed = find(data_dir, folders, [archive]) if archive else None
-    paths = []
-    for name in names:
-        path = find(data_dir, folders, [name]) or (packed and packed / name)
-        if path is None:
-            wanted = f"{name} or {archive}" if archive else name
-            raise missing(dataset, data_dir, wanted)
-        paths.append(path)
-    return paths
-
-
-def _text(path: Path) -> str:
-    packed = path.parent.is_file()
-    content = next(members(path.parent, [path.name])) if packed else path.read_bytes()
+def _text(path: Path, top: str) -> str:
+    content = next(members(path.parent, top, [path.name]))
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -235,10 +136,8 @@ def _text(path: Path) -> str:
 for _name, _task in GLUE.items():
     PUBLISHED[_name] = PublishedDataset(
         functools.partial(load_glue, name=_name),
+        functools.partial(find_glue, name=_name),
         _task.train_size,
-        num_classes=len(_task.labels),
+        len(_task.labels),
         kind="sentences",
-        find=functools.partial(find_glue, name=_name),
     )
-PUBLISHED["e2e"] = PublishedDataset(load_e2e, 42_061, kind="generation", find=find_e2e)
-PUBLISHED["dart"] = PublishedDataset(load_dart, 62_659, kind="generation", find=find_dart)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from dpoptax.training import ConfigError
-from dpoptax.training.data.dataset import NO_LABEL
 
 _CHUNK = 8192  # texts that are encoded at once; an encoding takes much more memory than its tokens
 
@@ -21,7 +20,7 @@ class Tokens:
     Text is never read as a special token: "</s>" within a sentence is four characters.
 
     Attributes:
-        folder: Folder of a published model, with tokenizer.json, or vocab.json and merges.txt.
+        folder: Folder of a published model, with tokenizer.json.
         length: Number of tokens per row. Longer texts are cut, and shorter ones are padded.
     """
 
@@ -53,62 +52,21 @@ class Tokens:
             row[: len(tokens)] = tokens
         return rows
 
-    def continuations(
-        self, sources: Sequence[str], targets: Sequence[str]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows SOURCE <|endoftext|> TARGET <|endoftext|> and the next tokens.
-
-        If a row is too long, the source is cut to at least half of the length, then the target.
-
-        Returns:
-            Inputs and labels, (len(sources), length), int32. A label is the next token where that
-            belongs to the target or ends it, and NO_LABEL elsewhere.
-
-        Raises:
-            ConfigError: The tokenizer is missing, or it has no end of text.
-        """
-        end = self.end
-        inputs = np.full((len(sources), self.length), end, np.int32)
-        labels = np.full_like(inputs, NO_LABEL)
-        spaced = [" " + target for target in targets]
-        pairs = zip(self._whole(sources), self._whole(spaced), strict=True)
-        for row, (source, target) in enumerate(pairs):
-            source = source[: max(self.length // 2, self.length - len(target) - 1)]
-            start = min(len(source), self.length - 1)
-            whole = [*source[:start], end, *target, end][: self.length + 1]
-            inputs[row, : len(whole) - 1] = whole[:-1]
-            labels[row, start : len(whole) - 1] = whole[start + 1 :]
-        return inputs, labels
-
-    @property
-    def end(self) -> int:
-        """Returns the number of <|endoftext|>."""
-        return self._special("<|endoftext|>")
-
     def tokenizer(self) -> Any:
         """Returns the tokenizer of the `tokenizers` library, or raises a `ConfigError`."""
         if self.folder is None:
             raise ConfigError(
                 "`pretrained` must be given for texts, which need a tokenizer, got None. Pass "
-                "--pretrained, the directory of a published model with tokenizer.json, or "
-                "vocab.json and merges.txt."
+                "--pretrained, the directory of a published model with tokenizer.json."
             )
         return _load(self.folder)
-
-    def _whole(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yields the tokens of each text, without truncation or special tokens."""
-        tokenizer = self.tokenizer()
-        tokenizer.post_processor = None
-        tokenizer.no_truncation()
-        return _encode(tokenizer, texts)
 
     def _special(self, name: str) -> int:
         number = self.tokenizer().token_to_id(name)
         if number is None:
             raise ConfigError(
                 f"The tokenizer in pretrained={str(self.folder)!r} must have the token {name!r}, "
-                "got none. Use a tokenizer of an encoder such as roberta-base for sentences, and "
-                "of a decoder such as gpt2 for generation."
+                "got none. Use a tokenizer of an encoder such as roberta-base."
             )
         return number
 
@@ -121,26 +79,17 @@ def _load(folder: Path) -> Any:
         raise ConfigError(
             f"Texts need {error.name}, which is not installed. Run `uv sync`."
         ) from error
-    whole, vocab, merges = (
-        folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
-    )
-    used = whole if whole.is_file() else vocab
-    if not used.is_file() or (used is vocab and not merges.is_file()):
+    path = folder / "tokenizer.json"
+    if not path.is_file():
         raise ConfigError(
-            "`pretrained` must contain tokenizer.json, or vocab.json and merges.txt, got "
-            f"{str(folder)!r} without them. Put the published files of the tokenizer there."
+            f"`pretrained` must contain tokenizer.json, got {str(folder)!r} without it. Put the "
+            "published file of the tokenizer there."
         )
     try:
-        if used is whole:
-            tokenizer = tokenizers.Tokenizer.from_file(str(whole))
-        else:
-            model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
-            tokenizer = tokenizers.Tokenizer(model)
-            tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-            tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain exceptions
         raise ConfigError(
-            f"{used} cannot be read: it is not a tokenizer of the `tokenizers` library ({error}). "
+            f"{path} cannot be read: it is not a tokenizer of the `tokenizers` library ({error}). "
             "Fetch it again from the page of the model."
         ) from error
     tokenizer.encode_special_tokens = True

@@ -65,7 +65,7 @@ def pretrained(public: Columns, steps: int) -> Callable[[Params, Settings], Para
     return start
 
 
-def public_arms(split: Split, *, public_steps: int = PUBLIC_STEPS) -> dict[str, Arm]:
+def public_arms(split: Split) -> dict[str, Arm]:
     """Returns the compared ways. Those with private steps spend the same ε."""
     public = jax.tree.map(jnp.asarray, split.public)
     plan = dpoptax.PrivacyPlan(
@@ -75,7 +75,7 @@ def public_arms(split: Split, *, public_steps: int = PUBLIC_STEPS) -> dict[str, 
         epsilon=EPSILON,
         delta=DELTA,
     )
-    start = pretrained(public, public_steps)
+    start = pretrained(public, PUBLIC_STEPS)
     rate, public_rate, share = ({"rate": _RATES}, {"public_rate": _RATES}, {"share": _SHARES})
 
     def sgd(settings: Settings) -> optax.GradientTransformation:

@@ -44,9 +44,6 @@ def run(
     texts: int = 1600,
     length: int = 48,
     batch_size: int = 80,
-    temperature: float = 1.0,
-    top_k: int = 64,
-    top_p: float = 0.95,
     seed: int = 0,
 ) -> str:
     """Samples texts on each topic of AG News from Gemma 3 270M, a public model.
@@ -56,14 +53,11 @@ def run(
         texts: Number of texts.
         length: Tokens per text.
         batch_size: Number of texts that are sampled together.
-        temperature: Temperature of the samples.
-        top_k: Number of the likeliest tokens that are drawn from.
-        top_p: Their least probability together.
         seed: Seed of the samples.
     """
     reader = weights.open_file("tunix", _COMMAND)
     sample = _sampler(weights.read_tokenizer(reader), weights.read_weights(reader), length)
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options = {"temperature": 1.0, "top_k": 64, "top_p": 0.95}
     rows: list[tuple[str, str]] = []
     with Bar(total=texts, desc=_COMMAND, unit="text") as bar:
         for number, topic in enumerate(itertools.cycle(TOPICS)):

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import tyro
+
 from dpoptax.training import ConfigError
 from dpoptax.training.run import records
 from experiments.figure_files import shrink
@@ -27,11 +29,15 @@ from experiments.image_benchmark.run_lines import Line, read
 from experiments.spreads import mean_and_interval
 
 
-def write_page(folder: Path, output: Path | None = None) -> Path:
-    """Writes the page and its figures from the records in `folder`; returns its path.
+def write_page(folder: tyro.conf.Positional[Path], *, output: Path | None = None) -> Path:
+    """Writes the page on methods on images from the records of comparisons; returns its path.
 
-    The records are the files *.jsonl. The summary and the list of omissions are written by hand:
-    the page includes `verdict.md` and `cut.md` if the folder has them.
+    The summary and the list of omissions are written by hand: the page includes `verdict.md` and
+    `cut.md` if the folder has them.
+
+    Args:
+        folder: Folder with the files that `record` writes. The figures are also written there.
+        output: The Markdown file. By default it is next to the folder and has its name.
 
     Raises:
         ConfigError: The folder has no records, or a line is not a record.

@@ -97,7 +97,7 @@ def _best(axes: Axes, setting: Setting, entries: Sequence[Entry], **style: Any) 
 
 def _line_of(setting: Setting) -> tuple[Hashable, ...]:
     """Returns the settings that the points of a line share, without ε and steps."""
-    of_epsilon = setting.delta, setting.unit, setting.replaced
+    of_epsilon = setting.delta, setting.replaced
     return setting.features, setting.model, setting.batch_size, *of_epsilon
 
 

@@ -36,9 +36,8 @@ class Setting:
         in_order: Whether batches come in a fixed order, without amplification.
         epsilon: ε; infinite without privacy.
         delta: δ; 0 if it is not stated.
-        unit: Unit that ε and δ protect: "example" or "user".
-        replaced: Whether neighbors replace a unit by another instead of adding or removing it. The
-            sensitivity of a sum is then up to twice as large.
+        replaced: Whether neighbors replace an example by another instead of adding or removing it.
+            The sensitivity of a sum is then up to twice as large.
     """
 
     dataset: str
@@ -49,7 +48,6 @@ class Setting:
     in_order: bool
     epsilon: float
     delta: float
-    unit: str
     replaced: bool
 
     @property
@@ -58,9 +56,7 @@ class Setting:
         if math.isinf(self.epsilon):
             return ""
         delta = f", δ = {records.delta_text(self.delta)}" if self.delta else ", no δ stated"
-        if self.replaced:
-            return f"{delta} for one {self.unit} replaced by another"
-        return delta + " for one user" * (self.unit == "user")
+        return delta + " for one example replaced by another" * self.replaced
 
     @property
     def title(self) -> str:
@@ -228,7 +224,6 @@ def _setting(line: Line, delta: float) -> Setting:
     common = ("dataset", "features", "model", "steps", "batch_size")
     return Setting(
         **{name: given[name] for name in common},
-        unit="example" if given["records_per_user"] is None else "user",
         in_order=_sampling(line) == "in_order",
         epsilon=math.inf if line.epsilon is None else line.epsilon,
         delta=delta,

@@ -19,11 +19,9 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "resnet_3": lambda n: networks.ResNet(n, channels=(16, 32, 64), blocks=1, relu_after_sum=False),
     "resnet_18": networks.ResNet,
     "resnet_50": large_networks.ResNet50,
-    "efficientnet_b0": large_networks.EfficientNetB0,
     "wrn_16_4": networks.WideResNet,
     "transformer": lambda n: networks.VisionTransformer(n, patch=2, width=32, depth=2, heads=2),
     "vit_tiny": lambda n: networks.VisionTransformer(n, width=64, depth=4, heads=2),
     "vit_small": networks.VisionTransformer,
-    "vit_small_16": lambda n: networks.VisionTransformer(n, patch=16),
 }
 """Functions from the number of classes to a model, by name."""

@@ -9,14 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from experiments.models.transformer import (
-    SMALL,
-    Frozen,
-    Lora,
-    Norm,
-    Projection,
-    run_layers,
-)
+from experiments.models.transformer import SMALL, Frozen, Lora, Norm, Projection, run_layers
 
 
 class _Embedding(Frozen):

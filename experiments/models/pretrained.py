@@ -19,10 +19,6 @@ from dpoptax.training import ConfigError
 from experiments.models.transformer import ACTIVATIONS
 from experiments.models.weight_formats import FORMATS, Format
 
-_OWN = {2: (1, 0), 4: (2, 3, 1, 0)}
-_STORED = {2: (1, 0), 4: (3, 2, 0, 1)}
-"""Axes that take a kernel from (out, in, ...) to (..., in, out), and back."""
-
 
 def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
     """Returns the fields of `module` that the config.json in `folder` states.
@@ -93,7 +89,7 @@ def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) 
             )
         used.add(found)
         if form.transposed and keys[-1] == "kernel":
-            tensor = tensor.transpose(_OWN[tensor.ndim])
+            tensor = tensor.T
         if tensor.shape != initial.shape:
             if is_head:
                 return initial
@@ -141,7 +137,7 @@ def save_model(folder: Path, module: nn.Module, variables: Mapping[str, Any]) ->
             value = fields["lora"].alpha / fields["lora"].rank * (value @ correction["lora_b"])
             keys[-1] = "kernel"
         if form.transposed and keys[-1] == "kernel":
-            value = value.transpose(_STORED[value.ndim])
+            value = value.T
         name = _name(form, keys[1:])
         tensors[name] = np.ascontiguousarray(tensors[name] + value if name in tensors else value)
     stated = {name: fields[field] for field, name in form.fields.items()}

@@ -1,60 +1,31 @@
 """Builds models that start from published weights, with sizes from checkpoints."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import flax.linen as nn
+from typing import Any
 
 from dpoptax.training.errors import ConfigError, unknown_name
 from experiments.data.published_data import Kind
 from experiments.models import MODELS, pretrained
-from experiments.models.language import Gpt2, RobertaClassifier
+from experiments.models.language import RobertaClassifier
 from experiments.models.transformer import Lora
-from experiments.models.vision import VitClassifier
 
-
-class PublishedModel(NamedTuple):
-    """A model with published weights.
-
-    Attributes:
-        module: Its flax module.
-        kind: The kind of its examples.
-        sizes: Published fields of the module, for a config without a checkpoint.
-    """
-
-    module: type[nn.Module]
-    kind: Kind
-    sizes: dict[str, int]
-
-
-PUBLISHED_MODELS: dict[str, PublishedModel] = {
-    "roberta_base": PublishedModel(RobertaClassifier, "sentences", {}),
-    "roberta_large": PublishedModel(
-        RobertaClassifier,
-        "sentences",
-        {"width": 1024, "depth": 24, "heads": 16, "hidden": 4096},
-    ),
-    "gpt2": PublishedModel(Gpt2, "generation", {}),
-    "vit_small_published": PublishedModel(VitClassifier, "images", {}),
+PUBLISHED_MODELS: dict[str, dict[str, Any]] = {
+    "roberta_base": {},
+    "roberta_large": {"width": 1024, "depth": 24, "heads": 16, "hidden": 4096},
 }
-"""Models that start from a checkpoint, by name."""
+"""Fields of `RobertaClassifier` for a config without a checkpoint, by the name of the model."""
 
-_PROJECTIONS: dict[type[nn.Module], tuple[str, ...]] = {
-    RobertaClassifier: ("query", "key", "value"),
-    Gpt2: ("query_key_value",),
-    VitClassifier: ("query", "key", "value"),
-}
-_COMMON_PROJECTIONS = ("attention_output", "intermediate", "output")
+_PROJECTIONS = ("query", "key", "value", "attention_output", "intermediate", "output")
 
 
 def build_published(
     name: str, num_classes: int, folder: Path | None, lora: Lora | None, sequence_length: int
-) -> nn.Module:
+) -> RobertaClassifier:
     """Builds the published model `name` with the sizes of the config.json in `folder`.
 
     Args:
         name: A name of `PUBLISHED_MODELS`.
-        num_classes: Number of classes; not used for generation.
+        num_classes: Number of classes.
         folder: Folder of a checkpoint. None: the model has the published sizes.
         lora: Corrections to train. Without projections, those of query and value.
         sequence_length: Number of tokens per example.
@@ -63,35 +34,29 @@ def build_published(
         ConfigError: The checkpoint has another kind of model, the model lacks a projection, or a
             row of tokens is too long.
     """
-    module, kind, sizes = PUBLISHED_MODELS[name]
-    fields: dict[str, Any] = dict(sizes)
+    fields = PUBLISHED_MODELS[name]
     if folder is not None:
-        fields = pretrained.fields_of(folder, module)
-    if kind != "generation":
-        fields["num_classes"] = num_classes
+        fields = pretrained.fields_of(folder, RobertaClassifier)
     if lora is not None:
-        own = _PROJECTIONS[module]
-        chosen = lora.projections or tuple(name for name in own if name != "key")
+        chosen = lora.projections or ("query", "value")
         for projection in chosen:
-            if projection not in (*own, *_COMMON_PROJECTIONS):
-                raise unknown_name("lora_projections", projection, (*own, *_COMMON_PROJECTIONS))
-        fields["lora"] = Lora(lora.rank, lora.alpha, chosen)
-        fields |= {"frozen": True} if module is VitClassifier else {}
-    model: Any = module(**fields)
-    if kind != "images":
-        longest = model.positions - (model.padding + 1 if kind == "sentences" else 0)
-        if sequence_length > longest:
-            raise ConfigError(
-                f"`sequence_length` must be at most {longest}, the number of positions of "
-                f"model={name!r}, got {sequence_length}."
-            )
+            if projection not in _PROJECTIONS:
+                raise unknown_name("lora_projections", projection, _PROJECTIONS)
+        lora = Lora(lora.rank, lora.alpha, chosen)
+    model = RobertaClassifier(**fields, num_classes=num_classes, lora=lora)
+    longest = model.positions - model.padding - 1
+    if sequence_length > longest:
+        raise ConfigError(
+            f"`sequence_length` must be at most {longest}, the number of positions of "
+            f"model={name!r}, got {sequence_length}."
+        )
     return model
 
 
 def check_kind(model: str, dataset: str, kind: Kind) -> None:
     """Raises a ConfigError if a model does not take the examples of a data set."""
     kinds: dict[str, Kind] = dict.fromkeys(MODELS, "images")
-    kinds |= {name: published.kind for name, published in PUBLISHED_MODELS.items()}
+    kinds |= dict.fromkeys(PUBLISHED_MODELS, "sentences")
     if model not in kinds:
         raise unknown_name("model", model, kinds)
     if kinds[model] != kind:

@@ -6,7 +6,6 @@ from typing import Any
 import flax.linen as nn
 
 from experiments.models.language import BertEncoder, Gpt2, RobertaClassifier
-from experiments.models.vision import VitClassifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,29 +35,23 @@ class Format:
     transposed: bool
 
 
-_BERT_FIELDS = {
+_TOKEN_FIELDS = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "heads": "num_attention_heads",
     "hidden": "intermediate_size",
     "epsilon": "layer_norm_eps",
     "activation": "hidden_act",
-}
-_TOKEN_FIELDS = {
-    **_BERT_FIELDS,
     "vocab_size": "vocab_size",
     "positions": "max_position_embeddings",
     "types": "type_vocab_size",
     "padding": "pad_token_id",
 }
-_BERT_NAMES = {
+_TOKEN_NAMES = {
     "layer": "encoder.layer.{}",
     "attention_output": "attention.output.dense",
     "intermediate": "intermediate.dense",
     "output": "output.dense",
-}
-_TOKEN_NAMES = {
-    **_BERT_NAMES,
     "word_embeddings": "embeddings.word_embeddings",
     "position_embeddings": "embeddings.position_embeddings",
     "token_type_embeddings": "embeddings.token_type_embeddings",
@@ -132,29 +125,6 @@ FORMATS: dict[type[nn.Module], Format] = {
         head=None,
         unused=r"lm_head\.weight|(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
         transposed=False,
-    ),
-    VitClassifier: Format(
-        model_type="vit",
-        architecture="ViTForImageClassification",
-        fields={**_BERT_FIELDS, "image": "image_size", "patch": "patch_size"},
-        fixed={"qkv_bias": True, "num_channels": 3},
-        names={
-            **_BERT_NAMES,
-            "class_token": "embeddings.cls_token",
-            "positions": "embeddings.position_embeddings",
-            "patch_embeddings": "embeddings.patch_embeddings.projection",
-            "attention_norm": "layernorm_before",
-            "query": "attention.attention.query",
-            "key": "attention.attention.key",
-            "value": "attention.attention.value",
-            "output_norm": "layernorm_after",
-            "final_norm": "layernorm",
-            "head_output": "classifier",
-        },
-        prefix="vit.",
-        head="classifier.",
-        unused=r"(vit\.)?pooler\..*",
-        transposed=True,
     ),
 }
 """The published form of each module that can start from a checkpoint."""

@@ -18,7 +18,7 @@ from experiments.released.rules import Average, LowPass, Rule
 from experiments.run_once import append_lines, read_lines
 
 FILTER = functools.partial(LowPass, (0.1,), (-0.9,))
-GAIN = functools.partial(LowPass, (0.1,), (-0.9,), "first")
+GAIN = functools.partial(LowPass, (0.1,), (-0.9,), exact=False)
 KAPPA, GAMMA = 0.7, 0.5
 
 

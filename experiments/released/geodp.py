@@ -21,19 +21,12 @@ def dp_branch(mean: Array, clip_norm: float, batch_size: int, noise: Array) -> A
 
 
 def geodp_branch(
-    mean: Array, clip_norm: float, batch_size: int, noise: Array, *, beta: float, program: str
+    mean: Array, clip_norm: float, batch_size: int, noise: Array, *, beta: float
 ) -> Array:
-    """Returns GeoDP's step: noise on length and angles of the mean gradient.
-
-    `program` is "Runme.m", which does not clip and divides the noise on the angles by the batch
-    size, or "CNN.py", which clips the mean and does not divide.
-    """
-    if program == "CNN.py":
-        mean = clip_mean(mean, clip_norm)
+    """Returns the step of GeoDP's Runme.m: noise on length and angles of the mean, not clipped."""
     tails = np.sqrt(np.cumsum(mean[::-1] ** 2))[::-1]
     angles = np.append(np.arctan2(tails[1:-1], mean[:-2]), math.atan2(mean[-1], mean[-2]))
-    divisor = batch_size if program == "Runme.m" else 1
-    scale = math.sqrt(len(mean) + 2) * beta * math.pi / divisor
+    scale = math.sqrt(len(mean) + 2) * beta * math.pi / batch_size
     angles = angles + scale * noise[1:]
     length = tails[0] + clip_norm / batch_size * noise[0]
     sines = np.append(1.0, np.cumprod(np.sin(angles)))

@@ -52,7 +52,7 @@ def _dp(mean: Array, noise: Array, *, size: int, clipped: bool = False) -> Array
 
 def _geodp(mean: Array, noise: Array, *, size: int, beta: float, clipped: bool = False) -> Array:
     mean = clip_mean(mean, _CLIP) if clipped else mean
-    return geodp_branch(mean, _CLIP, size, noise, beta=beta, program="Runme.m")
+    return geodp_branch(mean, _CLIP, size, noise, beta=beta)
 
 
 def train(inputs: Array, labels: Array, updates: Sequence[Update], sigmas: Array) -> Array:

@@ -82,7 +82,7 @@ class Problem(NamedTuple):
 
     def data(self, data_dir: Path) -> PublishedSpec:
         """Returns the specification of the data."""
-        return PublishedSpec(self.dataset, data_dir, progress=True, features=self.features)
+        return PublishedSpec(self.dataset, data_dir, features=self.features)
 
 
 _CIFAR = Problem(

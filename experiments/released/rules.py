@@ -93,17 +93,15 @@ def run(
 class LowPass:
     """The filter m_t = −Σ a_i m_{t−i} + Σ b_i g_{t−i}, divided by a correction c_t.
 
-    With "exact", c_t is the filter's response to the constant 1. With "one tap", it is the response
-    of the filter whose only tap is Σ b, as in the code of DP-PMLF. With "first", c_t is b_0 in
-    every step, which leaves a gain of 1/b_0.
+    With `exact`, c_t is the filter's response to the constant 1. Otherwise it is b_0 in every step,
+    which leaves a gain of 1/b_0.
     """
 
-    def __init__(self, b: Sequence[float], a: Sequence[float] = (), correction: str = "exact"):
+    def __init__(self, b: Sequence[float], a: Sequence[float] = (), exact: bool = True):
         self._m: list[Any] = []
         self._g: list[Any] = []
         self._b, self._a = b, a
-        taps = {"exact": b, "one tap": (sum(b),)}
-        self._unit = LowPass(taps[correction], a, "first") if correction in taps else None
+        self._unit = LowPass(b, a, exact=False) if exact else None
 
     def _filtered(self, g: Any) -> Any:
         self._g = [g, *self._g][: len(self._b)]

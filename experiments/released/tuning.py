@@ -42,7 +42,7 @@ def cosine(t: int, steps: int) -> float:
 
 
 MEAN = functools.partial(LowPass, (0.1,), (-0.9,))
-MOMENTUM = functools.partial(LowPass, (1.0,), (-0.9,), "first")
+MOMENTUM = functools.partial(LowPass, (1.0,), (-0.9,), exact=False)
 METHODS: Mapping[str, tuple[str, Rule, float]] = {
     "dp_sgd": ("DP-SGD", rules.dp_sgd(), 0.125),
     "momentum": ("momentum", rules.dp_sgd(new_filter=MOMENTUM), 0.0125),

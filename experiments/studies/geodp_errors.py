@@ -46,11 +46,10 @@ def geodp_errors(
     noise_multiplier: float,
     batch_size: int,
     beta: float,
-    l2_clip_norm: float = 0.1,
-    repeats: int = 16,
+    repeats: int,
     key: Array,
 ) -> GeoDPErrors:
-    """Estimates the errors of GeoDP Definition 3 for one mean gradient.
+    """Estimates the errors of GeoDP Definition 3 for one mean gradient and C = 0.1.
 
     GeoDP's noise is the published one, which is not private at this multiplier; see
     `dpoptax.contrib.geodp`. Angles are measured from the equator, which does not change
@@ -61,7 +60,6 @@ def geodp_errors(
       noise_multiplier: σ.
       batch_size: B.
       beta: β.
-      l2_clip_norm: C; 0.1 throughout the paper.
       repeats: number of draws of the noise.
       key: a JAX key.
 
@@ -70,8 +68,8 @@ def geodp_errors(
     """
     errors = _geodp_errors(
         gradient,
-        noise_multiplier * l2_clip_norm / batch_size,
-        noise_multiplier * _angle_range(gradient.size, beta) / batch_size,
+        noise_multiplier * 0.1 / batch_size,
+        noise_multiplier * math.sqrt(gradient.size + 2) * beta * math.pi / batch_size,
         jax.random.split(check_key(key), repeats),
     )
     return GeoDPErrors(*(float(error) for error in errors))
@@ -98,10 +96,6 @@ def _geodp_errors(gradient, stddev, angle_stddev, keys):
     return jax.tree.map(jnp.mean, jax.lax.map(one, keys))
 
 
-def _angle_range(dimension: int, beta: float) -> float:
-    return math.sqrt(dimension + 2) * beta * math.pi
-
-
 # The paper prints the last batch size as 163984.
 _FIG_3: tuple[tuple[str, tuple[float, ...], dict[str, float]], ...] = (
     (
@@ -122,36 +116,29 @@ _FIG_3: tuple[tuple[str, tuple[float, ...], dict[str, float]], ...] = (
 )
 
 
-def figure_3(key: Array, *, relative_norm: float = 0.01, repeats: int = 4) -> list[Row]:
+def figure_3(key: Array) -> list[Row]:
     """Computes the nine panels "a" to "i" of Fig. 3: errors over σ, d and B for β = 1, 0.1, 0.01.
 
-    Args:
-      key: a JAX key.
-      relative_norm: ‖ḡ‖/C of the mean gradient. The paper does not state it. At 0.01 we find the
-        paper's order at β = 1 and small σ, and at 0.1 we do not.
-      repeats: number of draws of the noise for each point.
+    ‖ḡ‖/C of the mean gradient is 0.01. The paper does not state it. At 0.01 we find the paper's
+    order at β = 1 and small σ, and at 0.1 we do not.
     """
     panels = iter("abcdefghi")
     return [
         row
         for name, values, fixed in _FIG_3
         for beta in (1.0, 0.1, 0.01)
-        for row in sweep(
-            next(panels), name, values, fixed | {"beta": beta}, relative_norm, repeats, key
-        )
+        for row in sweep(next(panels), name, values, fixed | {"beta": beta}, key)
     ]
 
 
-def figure_4(key: Array, *, relative_norm: float = 0.01, repeats: int = 4) -> list[Row]:
+def figure_4(key: Array) -> list[Row]:
     """Computes the panels "a" to "c" of Fig. 4: errors over β at σ = 8, B = 4096, three d."""
     betas = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
     fixed = {"noise_multiplier": 8.0, "batch_size": 4096}
     return [
         row
         for panel, dimension in zip("abc", (20000, 10000, 5000), strict=True)
-        for row in sweep(
-            panel, "beta", betas, fixed | {"dimension": dimension}, relative_norm, repeats, key
-        )
+        for row in sweep(panel, "beta", betas, fixed | {"dimension": dimension}, key)
     ]
 
 
@@ -160,25 +147,21 @@ def sweep(
     name: str,
     values: Sequence[float],
     fixed: Mapping[str, float],
-    relative_norm: float,
-    repeats: int,
     key: Array,
 ) -> list[Row]:
     """Computes the errors while a setting varies: σ, the dimension, the batch size or β."""
-    rows, l2_clip_norm = [], 0.1
+    rows = []
     told = ", ".join(f"{name} = {value:g}" for name, value in fixed.items())
     for value in values:
         settings = {**fixed, name: value}
         dimension = int(settings.pop("dimension"))
         for_gradient, for_noise = jax.random.split(check_key(key))
-        norm = relative_norm * l2_clip_norm
         errors = geodp_errors(
-            random_mean_gradient(dimension, norm=norm, key=for_gradient),
+            random_mean_gradient(dimension, norm=0.001, key=for_gradient),
             noise_multiplier=settings["noise_multiplier"],
             batch_size=int(settings["batch_size"]),
             beta=settings["beta"],
-            l2_clip_norm=l2_clip_norm,
-            repeats=repeats,
+            repeats=4,
             key=for_noise,
         )
         rows.append({"panel": panel, "varies": name, "fixed": told, "x": value, **errors._asdict()})

@@ -1,7 +1,6 @@
 """Checks GeoDP's claims about logistic regression on MNIST (Fig. 5)."""
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,23 +9,25 @@ import numpy as np
 from dpoptax.training import Config, Evaluation, load_configs
 from dpoptax.training.run import seeds
 from dpoptax.training.run.run_task import run_task
-from experiments.studies.rows import Findings, Parts, Row, over, verdict
+from experiments.studies.rows import Findings, Row, over, verdict
 
+CURVES = Path(__file__).parents[2] / "configs" / "papers" / "geodp" / "figure_5.py"
 # Two losses that differ by at most this much are called almost equal.
 _ALMOST = 1.1
 
 
-def parts(seeds: int, configs: Path, data_dir: Path) -> Parts:
-    """Trains the curves of GeoDP Fig. 5, one run per part, all with the same seeds."""
-    curves = load_configs(configs / "papers" / "geodp" / "figure_5.py")
+def rows(seeds: int, data_dir: Path) -> list[Row]:
+    """Trains the curves of GeoDP Fig. 5, all with the same seeds."""
     return [
-        functools.partial(_curve, name, config.replace(seed=seed, data_dir=data_dir), seed)
+        row
         for seed in range(seeds)
-        for name, config in curves.items()
+        for name, config in load_configs(CURVES).items()
+        for row in curve_rows(name, config.replace(seed=seed, data_dir=data_dir), seed)
     ]
 
 
-def _curve(name: str, config: Config, seed: int) -> list[Row]:
+def curve_rows(name: str, config: Config, seed: int) -> list[Row]:
+    """Trains a curve, and returns a row for each evaluation."""
     panel, _, curve = name.split("/")
     method, _, size = curve.rpartition("-")
     task, noise_multiplier = config.task(), config.flags["noise_multiplier"].default

@@ -1,5 +1,6 @@
 """Runs gradient descent on a linear regression with noise (DiSK, Fig. 6(a))."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,28 +28,33 @@ def regression_methods(kappa: float = 0.3) -> dict[str, optax.GradientTransforma
     }
 
 
-def noisy_regression(*, dimension: int = 20, steps: int = 300, seeds: int = 20) -> np.ndarray:
-    """Returns the excess loss of noisy descent on F(x) = ‖A x − y‖²/(2n).
+def noisy_regression(
+    noises: Sequence[float] = NOISES,
+    *,
+    methods: Mapping[str, optax.GradientTransformation] | None = None,
+    seeds: int = 20,
+) -> np.ndarray:
+    """Returns the excess loss of noisy descent on F(x) = ‖A x − y‖²/(2n), x of 20 numbers.
 
-    A has 10 · `dimension` rows of independent normal numbers, so the curvatures are about 1. In
-    every step, each gradient at the method's points gets independent noise N(0, level² I), as after
-    the noise stage of a private run without clipping. All methods see the same noise.
+    A has 200 rows of independent normal numbers, so the curvatures are about 1. In each of 300
+    steps, each gradient at the method's points gets independent noise N(0, level² I), as after the
+    noise stage of a private run without clipping. All methods see the same noise.
 
     Args:
-      dimension: d.
-      steps: T.
+      noises: standard deviations of the noise.
+      methods: transforms by name; `regression_methods()` by default.
       seeds: number of runs, each with separate noise.
 
     Returns:
-      F(x) − F(x*) averaged over the last tenth of the steps, for each of `regression_methods`,
-      `NOISES`, `RATES` and seeds; infinite if a run diverged.
+      F(x) − F(x*) averaged over the last tenth of the steps, for each of the methods, noises,
+      `RATES` and seeds; infinite if a run diverged.
 
     Source: DiSK, Fig. 6(a).
     """
     rng = np.random.default_rng(0)
-    rows = jnp.asarray(rng.normal(size=(10 * dimension, dimension)), jnp.float32)
+    rows = jnp.asarray(rng.normal(size=(200, 20)), jnp.float32)
     curvature = rows.T @ rows / len(rows)
-    start = jnp.asarray(rng.normal(size=dimension), jnp.float32)  # x* is the origin
+    start = jnp.asarray(rng.normal(size=20), jnp.float32)  # x* is the origin
 
     def run(method: optax.GradientTransformation, level: Any, rate: Any, seed: Any) -> jax.Array:
         def step(carry: Any, key: Any) -> Any:
@@ -62,14 +68,14 @@ def noisy_regression(*, dimension: int = 20, steps: int = 300, seeds: int = 20) 
             x = x - rate * updates
             return (x, state), 0.5 * x @ curvature @ x
 
-        keys = jax.random.split(jax.random.key(seed), steps)
+        keys = jax.random.split(jax.random.key(seed), 300)
         _, losses = jax.lax.scan(step, (start, method.init(start)), keys)
-        tail = jnp.mean(losses[-max(1, steps // 10) :])
+        tail = jnp.mean(losses[-30:])
         return jnp.where(jnp.isfinite(tail), tail, jnp.inf)
 
-    grid = (jnp.asarray(NOISES), jnp.asarray(RATES), jnp.arange(seeds))
+    grid = (jnp.asarray(noises), jnp.asarray(RATES), jnp.arange(seeds))
     results = []
-    for method in regression_methods().values():
+    for method in (regression_methods() if methods is None else methods).values():
         over_seeds = jax.vmap(lambda *a, m=method: run(m, *a), (None, None, 0))
         over_rates = jax.vmap(over_seeds, (None, 0, None))
         results.append(jax.jit(jax.vmap(over_rates, (0, None, None)))(*grid))

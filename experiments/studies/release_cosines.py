@@ -29,18 +29,16 @@ def direction_clips(
     }
 
 
-def heterogeneous_gradients(
-    seed: int, *, examples: int = 256, dimension: int = 500, signal: float = 0.4
-) -> tuple[Array, Array]:
-    """Returns per-example gradients (examples, dimension) and their common direction.
+def heterogeneous_gradients(seed: int) -> tuple[Array, Array]:
+    """Returns per-example gradients (256, 500) and their common direction.
 
-    Each gradient is `signal` times the common direction plus an individual direction, both of norm
-    about 1. A log-normal factor scales it, because norms differ between examples in training.
+    Each gradient is 0.4 times the common direction plus an individual direction, both of norm about
+    1. A log-normal factor scales it, because norms differ between examples in training.
     """
     rng = np.random.default_rng(seed)
-    truth = rng.normal(size=dimension) / np.sqrt(dimension)
-    gradients = signal * truth + rng.normal(size=(examples, dimension)) / np.sqrt(dimension)
-    gradients *= np.exp(0.5 * rng.normal(size=(examples, 1)))
+    truth = rng.normal(size=500) / np.sqrt(500)
+    gradients = 0.4 * truth + rng.normal(size=(256, 500)) / np.sqrt(500)
+    gradients *= np.exp(0.5 * rng.normal(size=(256, 1)))
     return jnp.asarray(gradients, jnp.float32), jnp.asarray(truth, jnp.float32)
 
 
@@ -50,8 +48,6 @@ def release_cosines(
     clips: Mapping[str, Clip],
     *,
     noise_multiplier: float,
-    reference: Array | None = None,
-    repeats: int = 8,
     key: Array,
 ) -> dict[str, float]:
     """Returns the mean cosine between releases and the truth, per clip geometry.
@@ -64,21 +60,19 @@ def release_cosines(
       truth: the direction that a release should have, (d,).
       clips: the geometries by name.
       noise_multiplier: σ.
-      reference: the public gradient that geometries with angles follow, (d,), or None.
-      repeats: number of draws of the noise.
       key: a JAX key.
     """
-    keys = jax.random.split(check_key(key), repeats)
+    keys = jax.random.split(check_key(key), 8)
     return {
-        name: float(_mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys))
+        name: float(_mean_cosine(clip, gradients, truth, noise_multiplier, keys))
         for name, clip in clips.items()
     }
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys):
-    total = sum_clipped(clip, gradients, None, reference)
-    clipped = dpoptax.extend.trust_clipped(total, clip, reference)
+def _mean_cosine(clip, gradients, truth, noise_multiplier, keys):
+    total = sum_clipped(clip, gradients, None, None)
+    clipped = dpoptax.extend.trust_clipped(total, clip, None)
 
     def one(key):
         noise = noise_multiplier * clip.sensitivity * jax.random.normal(key, total.shape)

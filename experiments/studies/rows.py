@@ -1,12 +1,10 @@
 """Defines the rows that a study computes, and helpers to compare claims with them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 Row = dict[str, Any]
-Parts = list[Callable[[], list[Row]]]
 Findings = list[tuple[str, str, str]]
 
 

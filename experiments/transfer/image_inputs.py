@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.data.features import featured
 from experiments.data.network_features import NetworkFeatures, PooledFeatures
-from experiments.data.published_data import load_published
+from experiments.data.published_data import PublishedSpec
 
 _PART = 10_000  # images whose activations are one file of the cache
 
@@ -43,7 +43,7 @@ def load_activations(dataset: str, data_dir: Path, wanted: NetworkFeatures) -> I
 
     Each 10,000 images have their own file, so that an interrupted computation continues.
     """
-    data = load_published(dataset, data_dir, progress=True)
+    data = PublishedSpec(dataset, data_dir).load()
     splits = []
     for name, split in (("train", data.train), ("test", data.test)):
         assert isinstance(split, Mapping)
@@ -52,7 +52,6 @@ def load_activations(dataset: str, data_dir: Path, wanted: NetworkFeatures) -> I
                 {column: values[start : start + _PART] for column, values in split.items()},
                 wanted,
                 name=f"{dataset}, {name} {start}",
-                progress=True,
             )["inputs"]
             for start in range(0, len(split["labels"]), _PART)
         ]
@@ -65,7 +64,7 @@ def load_activations(dataset: str, data_dir: Path, wanted: NetworkFeatures) -> I
 def pool(problem: ImageProblem, wanted: PooledFeatures) -> ImageProblem:
     """Returns the problem with features of the network's last layer instead of activations."""
     train, test = (
-        featured(split, wanted, name=f"last layer, {name}", progress=True)
+        featured(split, wanted, name=f"last layer, {name}")
         for name, split in (("train", problem.train), ("test", problem.test))
     )
     return problem._replace(train=dict(train), test=dict(test))

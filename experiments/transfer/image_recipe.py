@@ -23,14 +23,7 @@ from experiments.run_once import record_once
 from experiments.spreads import mean_and_deviation
 from experiments.transfer.image_inputs import ImageProblem, load_activations, pool
 from experiments.transfer.image_models import block_logits, probe_logits, trained_layers
-from experiments.transfer.training import (
-    DELTA,
-    Trained,
-    accuracy,
-    make_plan,
-    new_classifier,
-    train,
-)
+from experiments.transfer.training import DELTA, Trained, accuracy, make_plan, new_classifier, train
 
 END = len(efficientnet_lite.STRIDES) - 1
 """Number of frozen blocks. The last block and the layer after it follow."""

@@ -116,12 +116,12 @@ def test_dead_leaves_have_range_and_spectrum_of_photographs(channels, least, lar
         (
             Dictionary(),
             (6, 28, 1),
-            "`dictionary_patch` and `dictionary_grid` must fit images .* got 5 and 3",
+            "`patch` and `grid` must fit images .* got 5 and 3",
         ),
         (
             Dictionary(filters=2001),
             (28, 28, 1),
-            "`dictionary_filters` must be at most 2000.* got 2001",
+            "`filters` must be at most 2000.* got 2001",
         ),
     ],
 )

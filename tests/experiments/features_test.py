@@ -12,7 +12,7 @@ from experiments import config
 from experiments.config import ExperimentConfig
 from experiments.data import dictionary, features, scattering
 from experiments.data.dictionary import Dictionary
-from experiments.data.published_data import load_published
+from experiments.data.published_data import PublishedSpec
 from experiments.data.scattering import Scattering
 from experiments.methods import Augmented
 from tests.published_data import write_mnist
@@ -198,7 +198,7 @@ def test_plans_know_shapes_without_computing_features(folder, tmp_path, monkeypa
     published = planning.plan_run(mnist.task(), count_flops=False)
     assert published.num_params == 7 * 7 * 81 * 10 + 10
     assert "on mnist" in planning.text("mnist", published)
-    given = load_published("mnist", tmp_path).train["inputs"]
+    given = PublishedSpec("mnist", tmp_path).load().train["inputs"]
     assert mnist.task().data["inputs"].shape[1:] == WANTED.shape(given.shape[1:])
 
 
@@ -213,4 +213,4 @@ def test_refuses_data_without_features(folder, split):
         with pytest.raises(ConfigError, match=f"a source of records, got '{wanted.name}'"):
             features.featured([{"inputs": split["inputs"][0]}], wanted, name="mine")
     with pytest.raises(ConfigError, match="dataset='sst2', which is for sentences"):
-        ExperimentConfig(dataset="sst2", features="scattering").data().shapes("example")
+        ExperimentConfig(dataset="sst2", features="scattering").data()

@@ -9,29 +9,15 @@ import pytest
 from scipy.stats import norm
 
 import dpoptax
-from dpoptax.training import (
-    ConfigError,
-    config_of,
-    load_config,
-    load_configs,
-    train_and_evaluate,
-)
+from dpoptax.training import ConfigError, config_of, load_config, load_configs, train_and_evaluate
 from dpoptax.training.cli.main import main
-from experiments.config import CLIPS, DIRECTIONS, SCHEDULES, load_experiments, settings_of
+from experiments.config import load_experiments, settings_of
 from experiments.data import PUBLISHED
-from experiments.image_benchmark.page_groups import points
-from experiments.methods import CorrelatedNoise, HypersphericalClip
+from experiments.methods import CorrelatedNoise
 from experiments.models import MODELS
 from experiments.models.published_models import PUBLISHED_MODELS
 from tests.published_data import write_cifar, write_mnist
-from tests.published_texts import (
-    GLUE_FILES,
-    write_dart,
-    write_e2e,
-    write_glue,
-    write_imagenet,
-    write_published_model,
-)
+from tests.published_texts import GLUE_FILES, write_glue, write_published_model
 
 PAPERS = Path(__file__).parents[2] / "configs" / "papers"
 ROWS = {
@@ -42,10 +28,6 @@ ROWS = {
 GEODP = PAPERS / "geodp" / "figure_5.py"
 
 
-ORDINARY = {"images": "linear", "sentences": "roberta_base", "generation": "gpt2"}
-"""A model for each kind of examples."""
-
-
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
@@ -53,25 +35,24 @@ def data_dir(tmp_path_factory):
     write_mnist(folder / "fashion_mnist")
     write_cifar(folder, 10, per_file=4)
     write_cifar(folder, 100, per_file=20)
-    write_imagenet(folder / "imagenet", classes=2, train=3)
     for task in GLUE_FILES:
         write_glue(folder, task)
-    write_e2e(folder / "e2e")
-    write_dart(folder / "dart")
     write_published_model(folder / "roberta")
-    write_published_model(folder / "gpt2", encoder=False)
     return folder
+
+
+def of_texts(row):
+    return PUBLISHED[row.dataset].kind != "images"
 
 
 def shortened(config, data_dir, **changes):
     """Returns a two-step version of a config on few examples, with noise that gives a finite ε."""
-    kind = PUBLISHED[config.dataset].kind
     if isinstance(config.method, CorrelatedNoise):
         changes["method"] = dataclasses.replace(config.method, bands=2)  # groups of ten examples
-    if kind != "images":
+    if of_texts(config):
         changes |= {
-            "model": config.model if "model" not in changes else ORDINARY[kind],
-            "pretrained": data_dir / ("gpt2" if kind == "generation" else "roberta"),
+            "model": "roberta_base",
+            "pretrained": data_dir / "roberta",
             "sequence_length": 12,
         }
     return dataclasses.replace(
@@ -96,12 +77,8 @@ def test_every_row_is_valid(file):
 
 
 def check_row(config):
-    assert config.dataset in PUBLISHED
     assert config.batch_size < PUBLISHED[config.dataset].train_size
     assert config.model in (*MODELS, *PUBLISHED_MODELS)
-    assert config.clip in CLIPS
-    assert config.optimizer in DIRECTIONS
-    assert config.schedule in SCHEDULES
     config.method.filter(1.0)  # raises for an unknown preset or a coefficient out of range
     assert (config.sampling == "cyclic") == isinstance(config.method, CorrelatedNoise)
     if not config.method.private:
@@ -141,15 +118,8 @@ def rows_with_every_setting():
     return chosen
 
 
-def of_texts(row):
-    return PUBLISHED[row.dataset].kind != "images"
-
-
 TRAINED = {
-    # The evaluation pads its chunks to 1024 images, which are large in ImageNet.
-    name: dataclasses.replace(ROWS[name], dataset="cifar10")
-    if ROWS[name].dataset == "imagenet"
-    else ROWS[name]
+    name: ROWS[name]
     for name in (*rows_with_every_setting(), "disk/table_1_3:roberta_base/sst2/eps-1/kf_dp_lora")
 }
 
@@ -203,15 +173,6 @@ def test_figure_9_clips_whole_gradient_and_per_layer():
     assert {clip.sensitivity for clip in clips.values()} == {1.0}
 
 
-def test_figure_7_uses_options_of_de_et_al():
-    base, disk = ROWS["disk/figure_7:base"], ROWS["disk/figure_7:disk"]
-    assert base.parameter_ema == disk.parameter_ema == 0.99999
-    assert (base.method.multiplicity, disk.method.multiplicity) == (4, 4)
-    assert (points(base.method), points(disk.method)) == (4, 8)
-    plain = [ROWS[f"disk/figure_7:{name}_plain"] for name in ("base", "disk")]
-    assert [points(row.method) for row in plain] == [1, 2]
-
-
 @pytest.mark.slow
 def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
     row = f"{GEODP}:c/sigma-0.1/geodp_1-256"
@@ -223,15 +184,6 @@ def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
     assert "one example can turn" in summary["unproven"]
     assert summary["config"]["method"] == {"name": "GeoDP", "beta": 1.0}
     assert summary["config"]["noise_multiplier"] == 0.1
-
-
-@pytest.mark.slow
-def test_hyperspherical_clip_trains_with_an_epsilon(data_dir, tmp_path):
-    config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
-    config = config_of(config, method=HypersphericalClip())
-    summary = train_and_evaluate(config, tmp_path, progress=False)
-    assert summary["private"]
-    assert summary["unproven"] is None
 
 
 def test_tiny_noise_has_huge_epsilon():
@@ -266,5 +218,5 @@ def test_pattern_selects_rows():
 
 
 def test_refuses_unknown_clip(data_dir):
-    with pytest.raises(ConfigError, match=r"`clip` must be one of auto_s.* got 'automatic'"):
+    with pytest.raises(ConfigError, match=r"`clip` must be one of .*auto_s.* got 'automatic'"):
         shortened(ROWS["pmlf/base:mnist"], data_dir, clip="automatic")

@@ -78,7 +78,7 @@ def test_opponent_colors_are_a_fixed_map_of_each_pixel():
 @pytest.mark.parametrize(
     ("wanted", "shape", "message"),
     [
-        (Scattering(), (4, 28, 1), "`scattering_scale` must be small enough for images .* got 2"),
+        (Scattering(), (4, 28, 1), "`scale` must be small enough for images .* got 2"),
         (
             Scattering(groups=28),
             (28, 28, 1),

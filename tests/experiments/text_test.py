@@ -16,13 +16,7 @@ from experiments.models.pretrained import save_model
 from experiments.models.transformer import Lora
 from experiments.text import recipe, texts, trials
 from experiments.text.arms import ARMS, train_arm
-from experiments.text.encoder import (
-    LastProjection,
-    features,
-    fetch_minilm,
-    load_encoder,
-    tokenize,
-)
+from experiments.text.encoder import LastProjection, features, fetch_minilm, load_encoder, tokenize
 
 pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")

@@ -10,10 +10,7 @@ import dpoptax
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.transformed import point_differences
 from dpoptax._ghost_clipping.transformed.cotangents import FixedTerm, OuterSum
-from dpoptax._ghost_clipping.transformed.pulled_back_norms import (
-    assemble_gradients,
-    measure_terms,
-)
+from dpoptax._ghost_clipping.transformed.pulled_back_norms import assemble_gradients, measure_terms
 from dpoptax._losses.rules import FactorLayout
 from tests import helpers
 from tests.ghost_clipping.comparison import QUICK, both, close

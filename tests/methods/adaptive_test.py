@@ -69,6 +69,17 @@ def test_bfloat16_parameters_have_float32_second_moment():
     np.testing.assert_allclose(state.nu, 1 - 0.999**3, rtol=1e-5)
 
 
+def test_default_floor_is_the_root_of_the_deviation_of_v():
+    """Var v̂ = 2 s⁴ (1 − β)/(1 + β), the variance of an average of s² χ²(1) with decay β."""
+    stddev, b2, noise = 0.3, 0.9, np.random.default_rng(0)
+    tx = dpoptax.extend.scale_by_lp_adam(b=[1.0], a=[], b2=b2, stddev=stddev)
+    weights = (1 - b2) * b2 ** np.arange(200)
+    squares = np.square(noise.normal(0, stddev, (20_000, 200)))
+    gradient = np.float32(1e-3)  # v̂ is below s², so the floor divides
+    update, _ = tx.update(gradient, tx.init(gradient))
+    assert 1e-3 / update == pytest.approx(np.std(squares @ weights) ** 0.5, rel=0.01)
+
+
 def test_noise_stddev_matches_release():
     clip = dpoptax.per_layer_clip([3.0, 4.0])
     stddev = dpoptax.extend.noise_stddev(clip, noise_multiplier=2.0, batch_size=50)

@@ -24,8 +24,6 @@ from dpoptax._pricing.custom_events import (
 )
 from dpoptax._pricing.participation_chains import AllocationChain, SeparatedChain
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
-from dpoptax.training import ConfigError
-from experiments.config import ExperimentConfig
 from tests.helpers import after_releases, event_epsilon, planned_epsilon
 
 DELTA = 1e-5
@@ -388,18 +386,6 @@ class TestLedger:
         assert accounting.guarantee(state, poisson).epsilon(delta) == pytest.approx(
             event_epsilon(joint, delta)
         )
-
-
-TINY = ExperimentConfig(
-    model="linear", steps=2, eval_every=2, batch_size=719, epsilon=None, noise_multiplier=2.0
-)
-
-
-class TestTrainer:
-    def test_partial_epochs_are_refused_with_valid_step_counts(self):
-        config = dataclasses.replace(TINY, sampling="random_allocation", steps=5)
-        with pytest.raises(ConfigError, match="got 5 steps of batch_size=719 .* Set steps=4 or 6"):
-            config.task()
 
 
 class TestBandedNoise:

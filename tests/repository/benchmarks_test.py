@@ -9,10 +9,7 @@ import optax
 import pytest
 
 import dpoptax
-from benchmarks import (
-    contenders,
-    report,
-)
+from benchmarks import contenders, report
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS

@@ -14,17 +14,10 @@ from dpoptax.training import ConfigError
 from dpoptax.training.cli.main import main
 from experiments.command_line import main as experiment
 from experiments.data import PUBLISHED, fetching
-from experiments.data.published_data import load_published
+from experiments.data.published_data import PublishedSpec
 from experiments.data.tokens import Tokens
 from tests.published_data import write_cifar, write_mnist
-from tests.published_texts import (
-    GLUE_FILES,
-    write_dart,
-    write_e2e,
-    write_glue,
-    write_imagenet,
-    write_tokenizer,
-)
+from tests.published_texts import GLUE_FILES, write_glue, write_tokenizer
 from tests.training.data_files_test import TRAIN_CONFIG
 
 pooch = pytest.importorskip("pooch")
@@ -84,8 +77,6 @@ def publish(folder, scratch):
             packed.writestr(f"{top}/original/train.tsv", "another table\n")
             for path in sorted((scratch / top).iterdir()):
                 packed.write(path, f"{top}/{path.name}")
-    write_e2e(folder / "e2e")
-    write_dart(folder / "dart")
 
 
 def redirected(folder, address):
@@ -114,12 +105,12 @@ def tokens(name, folder):
     """Returns the `tokens` option of a data set; writes a tokenizer if it has texts."""
     if PUBLISHED[name].kind == "images":
         return Tokens(None, 16)
-    write_tokenizer(folder, encoder=PUBLISHED[name].kind == "sentences")
+    write_tokenizer(folder)
     return Tokens(folder, 16)
 
 
 def test_every_published_file_has_address_and_checksum():
-    assert set(fetching.SOURCES) == set(PUBLISHED) - {"imagenet"}
+    assert set(fetching.SOURCES) == set(PUBLISHED)
     files = [file for files in fetching.SOURCES.values() for file in files]
     assert len({file.path for file in files}) == len({file.checksum for file in files})
     for file in files:
@@ -138,7 +129,7 @@ def test_reader_finds_fetched_files(server, tmp_path, name):
     assert [path.relative_to(data).as_posix() for path in fetched] == [
         file.path for file in fetching.SOURCES[name]
     ]
-    size = load_published(name, data, tokens(name, tmp_path / "model")).train_size
+    size = PublishedSpec(name, data, tokens(name, tmp_path / "model")).load().train_size
     assert size == TRAIN_SIZE.get(name, 20)
     asked = len(server.asked)
     assert asked == len(fetched)
@@ -146,19 +137,12 @@ def test_reader_finds_fetched_files(server, tmp_path, name):
     assert len(server.asked) == asked
 
 
-def test_all_data_sets_share_one_directory(server, tmp_path):
-    for name in fetching.SOURCES:
-        assert fetching.fetch(name, tmp_path / "data", progress=False)
-    assert len(contents(tmp_path / "data")) == len(server.asked)
-
-
 def test_does_not_fetch_data_present_in_another_form(server, tmp_path):
     write_mnist(tmp_path / "MNIST" / "raw", zipped=False)
     write_cifar(tmp_path, 10, archive=False)
     write_glue(tmp_path, "sst2")
-    write_imagenet(tmp_path)
     before = contents(tmp_path)
-    for name in ("mnist", "cifar10", "sst2", "imagenet"):
+    for name in ("mnist", "cifar10", "sst2"):
         assert fetching.fetch(name, tmp_path, progress=False) == []
     assert (server.asked, contents(tmp_path)) == ([], before)
 
@@ -182,18 +166,10 @@ def test_interrupted_download_leaves_no_file(server, tmp_path):
         fetching.fetch("mnist", data, progress=False)
     assert list(contents(data)) == ["mnist/train-images-idx3-ubyte.gz"]
     with pytest.raises(ConfigError, match=r"mnist.* needs train-labels"):
-        load_published("mnist", data)
+        PublishedSpec("mnist", data).load()
     server.cut = set()
     assert len(fetching.fetch("mnist", data, progress=False)) == 3
-    assert load_published("mnist", data).train_size == 20
-
-
-def test_missing_remote_file_is_reported(server, tmp_path):
-    (server.folder / "e2e" / "devset.csv").unlink()
-    with pytest.raises(
-        ConfigError, match=r"devset.csv of .* cannot be fetched .*404.*http\S+ into"
-    ):
-        fetching.fetch("e2e", tmp_path / "data", progress=False)
+    assert PublishedSpec("mnist", data).load().train_size == 20
 
 
 def test_network_failure_names_file_address_and_folder(tmp_path, monkeypatch):
@@ -216,15 +192,10 @@ def test_does_not_replace_existing_file(server, tmp_path):
     assert (path.read_bytes(), server.asked) == (b"something else", [])
 
 
-def test_imagenet_must_be_fetched_by_hand(tmp_path):
-    with pytest.raises(ConfigError, match=r"imagenet.*by hand.*train/.*image-net.org.*account"):
-        fetching.fetch("imagenet", tmp_path)
-
-
 def test_missing_library_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ConfigError, match=r"needs pooch.*uv sync.*trainset.csv into"):
-        fetching.fetch("e2e", tmp_path)
+    with pytest.raises(ConfigError, match=r"needs pooch.*uv sync.*SST-2.zip into"):
+        fetching.fetch("sst2", tmp_path)
 
 
 def test_requires_data_dir():
@@ -239,16 +210,16 @@ def test_reads_archive_placed_by_hand(server, tmp_path):
     archive = tmp_path / "data" / "SST-2.zip"
     archive.write_bytes(content)
     reader = tokens("sst2", tmp_path / "model")
-    assert load_published("sst2", tmp_path / "data", reader).train_size == 20
+    assert PublishedSpec("sst2", tmp_path / "data", reader).load().train_size == 20
     archive.write_bytes(content[:-30])
     with pytest.raises(
         ConfigError, match=r"SST-2.zip cannot be read: it is not a complete archive"
     ):
-        load_published("sst2", tmp_path / "data", reader)
+        PublishedSpec("sst2", tmp_path / "data", reader).load()
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("SST-2/train.tsv", "sentence\tlabel\ngood\t1\n")
-    with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: it lacks dev.tsv"):
-        load_published("sst2", tmp_path / "data", reader)
+    with pytest.raises(ConfigError, match=r"SST-2.zip cannot be read: it lacks .*dev.tsv"):
+        PublishedSpec("sst2", tmp_path / "data", reader).load()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tests of texts and class folders in published file formats, and of errors for others."""
+"""Tests of texts in published file formats, and of errors for others."""
 
 import json
 
@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 
 from dpoptax.training import ConfigError
-from dpoptax.training.data.dataset import NO_LABEL
 from experiments.data import PUBLISHED
-from experiments.data.published_data import load_published
+from experiments.data.published_data import PublishedSpec
 from experiments.data.tokens import Tokens
-from tests.published_texts import (
-    GLUE_FILES,
-    write_dart,
-    write_e2e,
-    write_glue,
-    write_imagenet,
-    write_tokenizer,
-)
+from tests.published_texts import GLUE_FILES, write_glue, write_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -29,17 +21,10 @@ def encoder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("decoder")
-    write_tokenizer(folder, encoder=False)
-    return folder
-
-
 def text_of(folder, row):
     """Returns the text of a row, without special tokens."""
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return tokenizer.decode([int(token) for token in row if token != NO_LABEL])
+    return tokenizer.decode([int(token) for token in row])
 
 
 @pytest.mark.parametrize("below", [".", "GLUE"])
@@ -47,7 +32,7 @@ def text_of(folder, row):
 def test_reads_glue(tmp_path, encoder, task, below):
     tables = write_glue(tmp_path / below, task)
     folder = tmp_path / below / (GLUE_FILES[task] if below == "GLUE" else ".")
-    dataset = load_published(task, folder, Tokens(encoder, 64))
+    dataset = PublishedSpec(task, folder, Tokens(encoder, 64)).load()
     assert (dataset.train_size, PUBLISHED[task].kind) == (20, "sentences")
     assert dataset.num_classes == (3 if task == "mnli" else 2)
     for split, rows in zip((dataset.train, dataset.test), tables.values(), strict=True):
@@ -73,75 +58,15 @@ def test_sentence_pairs_have_markers_of_roberta(tmp_path, encoder):
     np.testing.assert_array_equal(row[len(inner) :], padding)
 
 
-def test_truncates_long_texts(encoder, decoder):
+def test_truncates_long_texts(encoder):
     (row,) = Tokens(encoder, 8).sentences(["the food was good"], ["bad " * 50])
     assert row[-1] == 2
     assert "the food" in text_of(encoder, row)  # truncation shortens the longer text of a pair
-    inputs, labels = Tokens(decoder, 10).continuations(["good " * 50], ["bad " * 50])
-    assert inputs.shape == labels.shape == (1, 10)
-    assert 4 <= np.sum(labels != NO_LABEL) <= 5
-    inputs, labels = Tokens(decoder, 20).continuations(["good " * 50], ["bad"])
-    assert text_of(decoder, labels[0]) == " bad"
-
-
-@pytest.mark.parametrize("length", [2, 3, 64])
-def test_labels_are_the_following_tokens(decoder, length):
-    inputs, labels = Tokens(decoder, length).continuations(["the river"], ["was warm"])
-    used = np.flatnonzero(labels[0] != NO_LABEL)
-    assert len(used)
-    following = [i for i in used if i + 1 in used]
-    np.testing.assert_array_equal(inputs[0][[i + 1 for i in following]], labels[0][following])
-    assert inputs[0][used[0]] == 0  # <|endoftext|>, where the target starts
-    if length == 64:
-        assert labels[0][used[-1]] == 0
-        assert text_of(decoder, labels[0]) == " was warm"
-        assert text_of(decoder, inputs[0][: used[0]]) == "the river"
 
 
 def test_special_tokens_in_text_are_plain_text(encoder):
     (row,) = Tokens(encoder, 32).sentences(["good </s><s> <pad> bad"])
     assert np.sum(row == 2) == np.sum(row == 0) == 1
-
-
-def test_tokenizer_formats_agree(tmp_path, encoder):
-    write_tokenizer(tmp_path, whole=False)
-    texts = ["the food was good", "“warm” café"]
-    np.testing.assert_array_equal(
-        Tokens(tmp_path, 32).sentences(texts), Tokens(encoder, 32).sentences(texts)
-    )
-
-
-def test_reads_e2e(tmp_path, decoder):
-    splits = write_e2e(tmp_path / "e2e-dataset")
-    dataset = load_published("e2e", tmp_path, Tokens(decoder, 96))
-    assert PUBLISHED["e2e"].kind == "generation"
-    for split, pairs in zip((dataset.train, dataset.test), splits.values(), strict=True):
-        assert len(split["inputs"]) == len(pairs)
-        for (_, target), labels in zip(pairs, split["labels"], strict=True):
-            assert text_of(decoder, labels) == " " + target
-    assert text_of(decoder, dataset.train["inputs"][0]).startswith("name : The ")
-    assert " | near : Café 0" in text_of(decoder, dataset.train["inputs"][0])
-
-
-def test_reads_dart(tmp_path, decoder):
-    splits = write_dart(tmp_path)
-    dataset = load_published("dart", tmp_path, Tokens(decoder, 96))
-    for split, entries in zip((dataset.train, dataset.test), splits.values(), strict=True):
-        texts = [note["text"] for entry in entries for note in entry["annotations"]]
-        assert [text_of(decoder, row) for row in split["labels"]] == [" " + t for t in texts]
-    food = splits["train"][0]["tripleset"][0][2]
-    source = f"Mill : FOOD : {food} | Mill : AREA : river"
-    assert text_of(decoder, dataset.train["inputs"][1]).startswith(source)
-
-
-def test_reads_class_folders(tmp_path):
-    names = write_imagenet(tmp_path / "imagenet")
-    dataset = load_published("imagenet", tmp_path)
-    assert (dataset.train_size, len(dataset.test), dataset.num_classes) == (20, 8, len(names))
-    example = dataset.train[7]  # the third image of the second class
-    assert example["inputs"].shape == (224, 224, 3)
-    assert example["labels"] == 1
-    np.testing.assert_allclose(example["inputs"][-1], (62 / 255 - 0.5) / 0.25, atol=0.1)
 
 
 QQP_LINE = "9\t18\t19\ta broken\nrow"
@@ -167,7 +92,7 @@ def test_damaged_table_is_reported(tmp_path, encoder, task, damage, message):
     damaged = damage(path.read_text(encoding="utf-8"))
     path.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
     with pytest.raises(ConfigError, match=rf"(?s)train.tsv cannot be read.*{message}"):
-        load_published(task, tmp_path, Tokens(encoder, 8))
+        PublishedSpec(task, tmp_path, Tokens(encoder, 8)).load()
 
 
 def test_skips_broken_rows_of_qqp(tmp_path, encoder):
@@ -175,57 +100,20 @@ def test_skips_broken_rows_of_qqp(tmp_path, encoder):
     path = tmp_path / "QQP" / "train.tsv"
     lines = path.read_text(encoding="utf-8").split("\n")
     path.write_bytes("\r\n".join([*lines[:3], *QQP_LINE.split("\n"), *lines[3:]]).encode())
-    assert load_published("qqp", tmp_path, Tokens(encoder, 8)).train_size == 20
+    assert PublishedSpec("qqp", tmp_path, Tokens(encoder, 8)).load().train_size == 20
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("e2e/trainset.csv", "mr,text\nname[A],b\n", r"line 2 lacks one of the columns mr and ref"),
-        ("e2e/trainset.csv", 'mr,ref\n"name[A]"x,b\n', r"after line 1 is not a row of CSV"),
-        ("e2e/trainset.csv", "mr,ref\n", r"no examples"),
-        ("dart/dart-v1.1.1-full-train.json", "[{]", r"not a list of triplesets.*JSONDecodeError"),
-        ("dart/dart-v1.1.1-full-train.json", '[{"tripleset": []}]', r"KeyError: 'annotations'"),
-    ],
-)
-def test_damaged_generation_file_is_reported(tmp_path, decoder, name, content, message):
-    write_e2e(tmp_path / "e2e")
-    write_dart(tmp_path / "dart")
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ConfigError, match=rf"{name} cannot be read: .*{message}"):
-        load_published(name.split("/")[0], tmp_path, Tokens(decoder, 16))
-
-
-def test_damaged_image_is_reported_on_read(tmp_path):
-    write_imagenet(tmp_path)
-    source = load_published("imagenet", tmp_path).train
-    source.paths[3].write_bytes(source.paths[3].read_bytes()[:300])
-    with pytest.raises(ConfigError, match=rf"{source.paths[3].name} cannot be read as an image"):
-        source[3]
-
-
-def test_refuses_inconsistent_class_folders(tmp_path):
-    write_imagenet(tmp_path)
-    (tmp_path / "val" / "n00001000").rename(tmp_path / "val" / "cats")
-    with pytest.raises(ConfigError, match=r"cats must be a class of the training images"):
-        load_published("imagenet", tmp_path)
-    for path in (tmp_path / "train").glob("*/*"):
-        path.unlink()
-    with pytest.raises(ConfigError, match=r"train must have images.*CLASS/NAME.JPEG"):
-        load_published("imagenet", tmp_path)
-
-
-def test_refuses_missing_or_unsuitable_tokenizer(tmp_path, encoder, decoder):
+def test_refuses_missing_or_unsuitable_tokenizer(tmp_path):
     write_glue(tmp_path, "sst2")
     with pytest.raises(ConfigError, match=r"`pretrained` must be given.*--pretrained"):
-        load_published("sst2", tmp_path)
-    with pytest.raises(ConfigError, match=r"must contain tokenizer.json, or vocab.json"):
-        load_published("sst2", tmp_path, Tokens(tmp_path, 8))
+        PublishedSpec("sst2", tmp_path).load()
+    with pytest.raises(ConfigError, match=r"must contain tokenizer.json, got"):
+        PublishedSpec("sst2", tmp_path, Tokens(tmp_path, 8)).load()
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match=r"must have the token '<s>'.* encoder such as"):
-        load_published("sst2", tmp_path, Tokens(decoder, 8))
-    with pytest.raises(ConfigError, match=r"must have the token '<\|endoftext\|>'"):
-        Tokens(encoder, 8).continuations(["a"], ["b"])
-    broken = tmp_path / "tokenizer.json"
-    broken.write_text(json.dumps({"model": 1}))
+        PublishedSpec("sst2", tmp_path, Tokens(tmp_path, 8)).load()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "tokenizer.json").write_text(json.dumps({"model": 1}))
     with pytest.raises(ConfigError, match=r"tokenizer.json cannot be read"):
-        load_published("sst2", tmp_path, Tokens(tmp_path, 8))
+        PublishedSpec("sst2", tmp_path, Tokens(broken, 8)).load()

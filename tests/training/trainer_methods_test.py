@@ -25,7 +25,6 @@ from experiments.config import ExperimentConfig
 from experiments.methods import (
     DPSGD,
     AdamBC,
-    AdaptiveClip,
     Augmented,
     AugmentedDisk,
     CorrelatedNoise,
@@ -43,7 +42,7 @@ TINY = config_of(
     ExperimentConfig(model="linear", steps=6, eval_every=3, batch_size=64, accountant="rdp", seed=0)
 )
 METHODS = {
-    "adaptive_clip": {"method": AdaptiveClip()},
+    "adaptive_clip": {"clip": "adaptive"},
     "correlated_noise": {
         "method": CorrelatedNoise(bands=3, preset="momentum"),
         "sampling": "cyclic",
@@ -120,19 +119,6 @@ def test_uses_fixed_point_noise_only_on_request():
         made = chain_of(tiny(fixed_point=fixed_point, noise_multiplier=2.0))
         (ledger,) = dpoptax.ledgers(made.init(jnp.zeros(3)))
         assert ledger.mechanism.fixed_point is fixed_point
-
-
-def test_adaptive_clip_count_uses_share_of_gradient_budget():
-    # The released gradient has the noise of σ/√(1 − ρ).
-    config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
-    program, params = RunProgram(config.task(), key=jax.random.key(0)), jnp.zeros(40_000)
-    release, clip = program.noise(), program.task.applied_clip
-    state = release.init(params)
-    reference = dpoptax.gradient_points(state, params).reference
-    pair = dpoptax.extend.CountedGradient(params, jnp.zeros(()))
-    clipped = dpoptax.extend.trust_clipped(pair, clip, reference)
-    noise, _ = jax.jit(release.update)(clipped, state, params)
-    assert np.std(noise) == pytest.approx(2.0 / (1 - 0.19) ** 0.5 / 64, rel=0.02)
 
 
 def test_prices_correlated_noise_with_sampler_and_steps(tmp_path):

@@ -27,11 +27,7 @@ from dpoptax.training.run.run_task import run_task
 from dpoptax.training.run.seeds import key_of
 from dpoptax.training.search.sweep import Sweep, run_sweep
 from dpoptax.users import UserTable
-from experiments.data.published_data import load_published
-from experiments.data.tokens import Tokens
-from tests.published_texts import write_glue, write_published_model
 from tests.runs import memory_mapped
-from tests.training.fine_tuning_test import config_for
 
 USERS = 50
 # The writers of the digits are not published. Users have 1 to 73 examples, in data order.
@@ -146,43 +142,6 @@ def test_shipped_config_is_planned_and_trained_in_users(tmp_path, capsys, reques
     assert main(["train", path, "--workdir", str(tmp_path / "run")]) == 0
     assert "-differentially private for each user; written to " in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["unit"] == "user"
-
-
-TEXTS_OF = [f"user {place % 7}" for place in range(20)]
-
-
-@pytest.fixture
-def texts(tmp_path):
-    """Returns a folder with a model and texts, and the options that assign owners to the texts."""
-    pytest.importorskip("tokenizers")
-    write_published_model(tmp_path / "roberta")
-    write_glue(tmp_path, "sst2")
-    path = tmp_path / "SST-2" / "train.tsv"
-    header, *rows = path.read_text(encoding="utf-8").splitlines()
-
-    def write(users):
-        lines = [f"{header}\tuser", *(f"{r}\t{u}" for r, u in zip(rows, users, strict=True))]
-        path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-    write(TEXTS_OF)
-    return tmp_path, write
-
-
-@pytest.mark.slow
-def test_trains_on_texts_of_users(texts, tmp_path):
-    changes = {"steps": 2, "delta": 1e-4, "batch_size": 3, "records_per_user": 2, "seed": 0}
-    config = config_of(config_for(texts[0], "sst2", **changes))
-    summary = train_and_evaluate(config, tmp_path / "run", progress=False)
-    assert (summary["dataset_size"], summary["unit"], summary["private"]) == (7, "user", True)
-
-
-def test_reads_owners_from_column_of_texts(texts, tmp_path):
-    write = texts[1]
-    dataset = load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
-    assert dataset.owners.tolist() == TEXTS_OF
-    write([*TEXTS_OF[:-1], " "])
-    with pytest.raises(ConfigError, match="line 21 has no user"):
-        load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
 
 
 def test_held_out_split_keeps_owners_with_examples():
