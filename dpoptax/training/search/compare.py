@@ -55,7 +55,7 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
 
     versions, code = records.versions(), records.source_sha256()
     made_by = records.to_json({"code": code, **versions})
-    runner = Runner(comparison.workdir / "runs", comparison.processes, made_by)
+    runner = Runner(comparison.workdir / "runs", made_by)
     seeds, factors = range(comparison.seeds), sorted(set(comparison.factors))
     tried_on = seeds[: comparison.trial_seeds] if len(factors) > 1 else range(0)
     total = len(configs) * (len(factors) * len(tried_on) + len(seeds))

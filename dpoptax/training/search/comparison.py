@@ -38,8 +38,6 @@ class Comparison:
     """NAME=VALUE for any other argument of every config, such as batch_size=512."""
     trial_seeds: int | None = None
     """Number of seeds to try each learning rate on. None: all."""
-    processes: int = 1
-    """Number of concurrent runs. Their times do not compare with those of single runs."""
 
     def __post_init__(self) -> None:
         records.check_count("seeds", self.seeds)

@@ -39,8 +39,6 @@ class Sweep:
     """geometric, poisson or logarithmic: the number of trials is random and secret, and only the
     best is published. With --grid, each trial draws a combination. fixed: ε covers all trials
     together and is larger, and all may be published."""
-    processes: int = 1
-    """Number of concurrent trials."""
 
     def __post_init__(self) -> None:
         if bool(self.grid) == bool(self.random):

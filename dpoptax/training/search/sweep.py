@@ -131,7 +131,7 @@ def _run(begun: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool
         )
         for index, one in enumerate(settled)
     ]
-    runner = Runner(sweep.workdir / "trials", sweep.processes)
+    runner = Runner(sweep.workdir / "trials")
     secret = sweep.repetitions != "fixed"  # the number of trials, and all but the best
     if secret and progress:  # output is often kept
         say(f"training a secret number of trials, {likely_number(sweep)}")
@@ -267,9 +267,7 @@ def _begun(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
 def _options(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
     """Returns the options of a sweep and its configs, as parts of its identity."""
     given = {
-        f"`{name}`": value
-        for name, value in dataclasses.asdict(sweep).items()
-        if name not in ("workdir", "processes")
+        f"`{name}`": value for name, value in dataclasses.asdict(sweep).items() if name != "workdir"
     }
     described = {name: config.described() for name, config in configs.items()}
     found: dict[str, Any] = records.plain({**given, "`configs`": described})
