@@ -1,6 +1,7 @@
 """Audits one training run of a task, with some of its examples as canaries."""
 
 import dataclasses
+import functools
 import time
 from typing import Any, NamedTuple, cast
 
@@ -15,6 +16,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.run import inputs
 from dpoptax.training.run.announcer import Announcer
 from dpoptax.training.run.context import Context
+from dpoptax.training.run.feeding import Inputs
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.step import TrainingStep
 from dpoptax.training.run.training_loop import State, TrainingLoop
@@ -29,8 +31,37 @@ class _AuditState(NamedTuple):
     release: Any
     following: Any
     canaries: Any
-    frozen: Any
     scores: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _AuditedStep(TrainingStep):
+    """A step that also scores canaries by its release."""
+
+    release: optax.GradientTransformation
+
+    def __call__(
+        self,
+        params: Any,
+        opt_state: Any,
+        inputs: Inputs,
+        frozen: Any,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> tuple[Any, Any]:
+        states = opt_state.release, opt_state.following
+        gradient = functools.partial(self.gradient(frozen, mesh), params, states)
+        released, after = self.release.update(gradient(inputs), opt_state.release, params)
+
+        def score(canary: Any) -> jax.Array:
+            example, row = canary
+            alone = gradient(Inputs(example, jnp.ones(1, bool), row, inputs.key))
+            return jnp.sum(auditing.leaf_projections(released, alone.decode(alone.sum)))
+
+        scores = opt_state.scores + jax.lax.map(score, opt_state.canaries, batch_size=64)
+        updates, moved = self.task.optimizer.update(released, opt_state.following, params)
+        state = _AuditState(after, moved, opt_state.canaries, scores)
+        return optax.apply_updates(params, updates), state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +82,20 @@ class _Drawn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Attacked(RunProgram):
-    """A run of some records, with an optimizer that scores canaries."""
+    """A run of some records, whose steps score canaries."""
 
     kept: np.ndarray
-    audited: optax.GradientTransformation
 
     def sampler(self, opt_state: Any) -> Any:
         return _Drawn(seeded(self.task.plan.sampler, self.key), self.kept)
 
+    @property
+    def release(self) -> optax.GradientTransformation:
+        return cast(optax.GradientTransformation, self.noise())
+
     def step(self) -> TrainingStep:
-        return dataclasses.replace(super().step(), optimizer=self.audited)
+        whole = super().step()
+        return _AuditedStep(whole.task, whole.optimizer, release=self.release)
 
 
 def train_with_canaries(task: Task, key: jax.Array, **claim: Any) -> auditing.AuditResult:
@@ -79,40 +114,16 @@ def train_with_canaries(task: Task, key: jax.Array, **claim: Any) -> auditing.Au
     kept = np.concatenate([np.ones(size - count, bool), included])
     rows = np.arange(size - count, size, dtype=np.int32)
     canaries = streaming.read(task.data, rows[:, None]), rows[:, None]
-    params = inputs.on_devices("params", task.params, None)
-    task = dataclasses.replace(task, params=params, evaluate=None, eval_every=steps)
-    program = RunProgram(task, key=noise_key)
-    release = cast(optax.GradientTransformation, program.noise())
-    step, following = program.step(), optax.chain(*program.following())
-
-    def init(params: Any) -> _AuditState:
-        # Data are arguments, because the compilation cache on disk stores constants of programs.
-        # They are copied, because a step donates the arrays of its state.
-        data, frozen = jax.tree.map(jnp.array, (canaries, task.frozen))
-        states = release.init(params), following.init(params)
-        return _AuditState(*states, data, frozen, jnp.zeros(count))
-
-    def update(clipped: Any, state: _AuditState, params: Any) -> tuple[Any, _AuditState]:
-        released, after = release.update(clipped, state.release, params)
-        gradient = step.gradient(state.frozen)
-        states = state.release, state.following
-
-        def score(canary: Any) -> jax.Array:
-            example, row = canary
-            alone = gradient(params, states, example, jnp.ones(1, bool), row)
-            return jnp.sum(auditing.leaf_projections(released, alone.decode(alone.sum)))
-
-        scores = state.scores + jax.lax.map(score, state.canaries, batch_size=64)
-        updates, moved = following.update(released, state.following, params)
-        return updates, state._replace(release=after, following=moved, scores=scores)
-
-    audited = optax.GradientTransformation(init, update)
-    sampler = seeded(task.plan.sampler, noise_key)
-    attacked = _Attacked(task, key=noise_key, kept=kept, audited=audited)
-    first = State(0, params, init(params))
-    loop = TrainingLoop(attacked, first, Context(Announcer()), steps=steps)
+    params, frozen = (inputs.on_devices(n, getattr(task, n), None) for n in ("params", "frozen"))
+    task = dataclasses.replace(task, params=params, frozen=frozen, evaluate=None, eval_every=steps)
+    attacked = _Attacked(task, key=noise_key, kept=kept)
+    # Data are arguments, because the compilation cache on disk stores constants of programs. They
+    # are copied, because a step donates the arrays of its state.
+    states = attacked.release.init(params), task.optimizer.init(params)
+    state = _AuditState(*states, jax.tree.map(jnp.array, canaries), jnp.zeros(count))
+    loop = TrainingLoop(attacked, State(0, params, state), Context(Announcer()), steps=steps)
     loop.finish()
     state = loop.state.opt_state
-    scores = np.asarray(state.scores)
+    scores, sampler = np.asarray(state.scores), seeded(task.plan.sampler, noise_key)
     result = auditing.audit_scores(scores, included, state.release, sampler, **claim)
     return dataclasses.replace(result, seconds=time.perf_counter() - start)

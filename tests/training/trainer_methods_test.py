@@ -18,7 +18,6 @@ from dpoptax.training.classifier import MLP
 from dpoptax.training.planning import plan_run, text
 from dpoptax.training.run import seeds
 from dpoptax.training.run.program import RunProgram
-from dpoptax.training.run.seeds import step_key
 from dpoptax.training.run.training_loop import TrainingLoop
 from experiments.augmentations import flipped, shifted
 from experiments.config import ExperimentConfig
@@ -197,15 +196,15 @@ def test_augmented_step_averages_copies_before_clipping(no_room):
     result, task = run(config), config.task()
     got, params = result.params, task.params
     key = seeds.key_of(0, "threefry")
-    state = RunProgram(task, key=key).first_state(params)
     indices, mask = seeded(task.plan.sampler, key).sample(0)
     batch = jax.tree.map(lambda x: x[indices], task.data)
     augment, loss = shifted(1), TINY.task().loss_fn
+    step_key = jax.random.fold_in(seeds.random_key(key), 0)
 
     @jax.jit
     @jax.vmap
     def clipped(example, index):
-        keys = jax.random.split(jax.random.fold_in(step_key(state), index), 3)
+        keys = jax.random.split(jax.random.fold_in(step_key, index), 3)
         grads = [jax.grad(loss)(params, augment(example, key)) for key in keys]
         mean = jax.tree.map(lambda *g: sum(g) / 3, *grads)
         norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(mean)))
@@ -234,16 +233,13 @@ def _distance(a, b):
 
 
 def test_every_step_has_a_different_key():
-    tx = chain_of(tiny(**METHODS["augmented"]))
-    params = jnp.zeros(2)
-    state = tx.init(params)
-    clipped = dpoptax.extend.trust_clipped(params, dpoptax.l2_clip(1.0))
-    keys = {tuple(jax.random.key_data(step_key(state)).tolist())}
-    for _ in range(3):
-        _, state = tx.update(clipped, state, params)
-        keys.add(tuple(jax.random.key_data(step_key(state)).tolist()))
-    assert len(keys) == 4
-    assert step_key(chain_of(TINY).init(params)) is None
+    def fed(config):
+        program = RunProgram(config.task())
+        return program.feed(program.chain().init(program.task.params))
+
+    inputs = map(fed(tiny(**METHODS["augmented"])), range(4))
+    assert len({tuple(jax.random.key_data(each.key).tolist()) for each in inputs}) == 4
+    assert fed(TINY)(0).key is None
 
 
 @pytest.mark.slow
@@ -374,11 +370,11 @@ def test_audit_runs_steps_of_training_loop(changes, monkeypatch):
     task = classification(MLP(10, ()), dataset, plan, **changes)
     loops, drawn, advance = [], [], TrainingLoop.advance
 
-    def watched(loop, batch):
+    def watched(loop, inputs):
         if not drawn:
             loops.append(jax.tree.map(np.array, loop.state.params))
-        drawn.append(batch[0].indices[batch[1]])
-        advance(loop, batch)
+        drawn.append([image.tobytes() for image in inputs.examples["inputs"][inputs.mask]])
+        advance(loop, inputs)
 
     monkeypatch.setattr(TrainingLoop, "advance", watched)
     found = train_with_canaries(task, jax.random.key(0), delta=1e-5, confidence=0.999)

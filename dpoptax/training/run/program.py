@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from dpoptax.runs import (
     digest_of,
     draws_of,
     key_of_words,
+    noise_key_of,
     noise_of,
     noise_stage,
     sampler_of,
@@ -30,7 +31,7 @@ from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.feeding import Fed, batch_shapes
+from dpoptax.training.run.feeding import Inputs, feed, input_shapes
 from dpoptax.training.run.step import (
     TrainingStep,
     on_one_device,
@@ -73,15 +74,10 @@ class RunProgram:
             return None if plan.noise is None else plan.noise(self.key)
         return noise_stage(plan, self.key, self.task.applied_clip)
 
-    def following(self) -> list[optax.GradientTransformation]:
-        """Returns the transforms after the noise."""
-        keys = [seeds.step_keys(seeds.random_key(self.key))] if self.random else []
-        return [*keys, self.task.optimizer]
-
     def chain(self) -> optax.GradientTransformation:
         """Returns the whole chain."""
         noise = self.noise()
-        return optax.chain(*([] if noise is None else [noise]), *self.following())
+        return optax.chain(*([] if noise is None else [noise]), self.task.optimizer)
 
     def first_state(self, params: Any, key: jax.Array | None = None) -> Any:
         """Returns the initial state of the chain on the devices, or of that of another key."""
@@ -100,6 +96,14 @@ class RunProgram:
         if isinstance(plan, PlainPlan):
             return seeded(plan.sampler, self.key)
         return sampler_of(plan, opt_state)
+
+    def feed(self, opt_state: Any) -> Callable[[int], Inputs]:
+        """Returns the inputs of the steps of the run with this optimizer state."""
+        task, key = self.task, self.key
+        if not isinstance(task.plan, PlainPlan):
+            key = noise_key_of(opt_state)
+        secret = seeds.random_key(key) if self.random else None
+        return feed(self.sampler(opt_state), task.data, self.mesh, task.users, secret)
 
     def shown(self, params: Any, opt_state: Any) -> tuple[Any, ...]:
         """Returns the arguments of `evaluate`."""
@@ -153,7 +157,7 @@ class RunProgram:
             }
         if mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
             shared = mesh.shape["data"]
-            args = on_one_device(args, -(-len(args[2]) // shared) * shared)
+            args = on_one_device(args, -(-len(args[1].mask) // shared) * shared)
         return {**found, _DIGEST.format("grad_fn"): Hidden(program_digest(step, args))}
 
     def identity_of_any_run(self) -> RunIdentity:
@@ -175,10 +179,8 @@ class RunProgram:
         example = task.data
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(example)):
             example = streaming.read(task.data, np.zeros(1, np.int64))
-        batch = batch_shapes(example, rows, task.users)
-        indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (np.int32, np.bool_))
-        frozen = jax.eval_shape(lambda x: x, task.frozen)
-        return state, Fed(batch, indices), mask, frozen
+        inputs = input_shapes(example, rows, task.users, random=self.random)
+        return state, inputs, jax.eval_shape(lambda x: x, task.frozen)
 
 
 def noise_values(plan: dpoptax.PrivacyPlan | PlainPlan, key: jax.Array) -> Mapping[str, Any]:

@@ -14,9 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import digest_of, traced
-from dpoptax.training.run.feeding import Fed
+from dpoptax.training.run.feeding import Inputs
 from dpoptax.training.run.inputs import param_specs
-from dpoptax.training.run.seeds import step_key
 from dpoptax.training.task import Task
 from dpoptax.users import per_user_loss
 
@@ -25,7 +24,7 @@ _LARGEST_CONSTANTS = 2**20
 
 
 CompiledStep: TypeAlias = Callable[..., tuple[Any, Any]]
-"""Maps the state, a batch, its mask and frozen arrays to the next state."""
+"""Maps the state, the inputs of a step and frozen arrays to the next state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +43,18 @@ class TrainingStep:
         self,
         params: Any,
         opt_state: Any,
-        batch: Fed,
-        mask: jax.Array,
+        inputs: Inputs,
         frozen: Any,
         *,
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Any, Any]:
         """Returns parameters and optimizer state after a step on a batch."""
-        gradient = self.gradient(frozen, mesh)
-        grads = gradient(params, opt_state, batch.examples(), mask, batch.indices)
+        grads = self.gradient(frozen, mesh)(params, opt_state, inputs)
         updates, opt_state = self.optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
     def gradient(self, frozen: Any, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Any]:
-        """Returns `gradient(params, opt_state, examples, mask, indices)`."""
+        """Returns `gradient(params, opt_state, inputs)`."""
         task, clip = self.task, self.task.applied_clip
         given = task.loss_fn if task.grad_fn is None else task.grad_fn
         assert given is not None
@@ -77,13 +74,11 @@ class TrainingStep:
                 param_specs=param_specs(task.params),
             )
 
-        def gradient(
-            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
-        ) -> Any:
+        def gradient(params: Any, opt_state: Any, inputs: Inputs) -> Any:
             points = dpoptax.gradient_points(opt_state, params)
-            key = step_key(opt_state)
-            randomness = {} if key is None else {"key": key, "ids": indices}
-            found = grad_fn(points, batch, mask, **randomness)
+            examples, mask, ids, key = inputs
+            randomness = {} if key is None else {"key": key, "ids": ids}
+            found = grad_fn(points, examples, mask, **randomness)
             clipped = found[0] if isinstance(found, tuple) else found
             if task.grad_fn is not None and clip is not None:
                 _check_clip(clipped, clip)
@@ -113,10 +108,8 @@ class TrainingStep:
                 check_vma=False,
             )
 
-        def gradient(
-            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
-        ) -> Any:
-            total = whole(params, batch, mask)
+        def gradient(params: Any, opt_state: Any, inputs: Inputs) -> Any:
+            total = whole(params, inputs.examples, inputs.mask)
             # Divide by the expected batch size, like the private gradient.
             size = self.task.plan.sampler.batch_size
             return jax.tree.map(lambda leaf: leaf / size, total)
@@ -182,13 +175,11 @@ def on_one_device(args: Any, rows: int) -> Any:
         args: As for `compiled_step`.
         rows: Number of rows of a batch that no devices share.
     """
-    state, batch, mask, frozen = args
-    examples = jax.eval_shape(lambda batch: batch.examples(), batch)
-    shared = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype),
-        (Fed(examples, batch.indices), mask),
+    state, inputs, frozen = args
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), inputs._replace(key=None)
     )
-    return jax.eval_shape(lambda *args: args, state, *shared, frozen)
+    return jax.eval_shape(lambda *args: args, state, batch._replace(key=inputs.key), frozen)
 
 
 def program_digest(step: TrainingStep, args: Any) -> str:
@@ -215,7 +206,7 @@ def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> st
 def compiled_step(
     training_step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
 ) -> CompiledStep:
-    """Returns `compiled(state, batch, mask, frozen)`, which equal steps and shapes share.
+    """Returns `compiled(state, inputs, frozen)`, which equal steps and shapes share.
 
     It donates the arrays of the state. Under `jax.disable_jit()`, which is for stepping through a
     loss, it runs operation by operation and donates nothing.
@@ -223,8 +214,8 @@ def compiled_step(
     Args:
         training_step: The step. Its optimizer state contains the noise key and the learning rate,
             so runs that differ only in these share a program.
-        args: `((params, opt_state), batch, mask, frozen)`. Only shapes and types are used, and the
-            shardings of the first and the last. The batch is a `Fed`.
+        args: `((params, opt_state), inputs, frozen)`. Only shapes and types are used, and the
+            shardings of the first and the last.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
 
@@ -255,6 +246,7 @@ def _trace(step: CompiledStep, args: Any, mesh: jax.sharding.Mesh | None) -> jax
     if mesh is not None:
         rows = NamedSharding(mesh, P("data"))
         whole = NamedSharding(mesh, P())
-        state, frozen = jax.tree.map(lambda x: x.sharding or whole, (args[0], args[3]))
-        shardings = {"in_shardings": (state, rows, rows, frozen), "out_shardings": state}
+        state, frozen = jax.tree.map(lambda x: x.sharding or whole, (args[0], args[2]))
+        inputs = Inputs(rows, rows, rows, whole)
+        shardings = {"in_shardings": (state, inputs, frozen), "out_shardings": state}
     return jax.jit(step, donate_argnums=0, **shardings).trace(*args)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.run import records, resume, seeds
 from dpoptax.training.run.announcer import PATIENCE
 from dpoptax.training.run.context import Context, Record
-from dpoptax.training.run.feeding import Fed, feed
+from dpoptax.training.run.feeding import Inputs
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.program import RunProgram, bounds
 from dpoptax.training.run.step import compiled_step, on_one_device
@@ -69,7 +68,7 @@ class TrainingLoop:
         # Secret values that a resumed run needs.
         words = np.frombuffer(words_of(program.key), np.uint32)
         self._kept = {"key": words.tolist(), "given": given}
-        self._feed = self._feed_of(first.opt_state)
+        self._feed = program.feed(first.opt_state)
         self._waiting: tuple[int, Any] | None = None
         self._identity: RunIdentity | None = None
         if context.checkpoints is not None or jax.process_count() > 1:
@@ -90,16 +89,11 @@ class TrainingLoop:
         if not restored:
             self._begin(first)
             self.save(wait=True)
-        self._feed = self._feed_of(self.state.opt_state)
-
-    def _feed_of(self, opt_state: Any) -> Callable[[int], tuple[Fed, Any]]:
-        """Returns the batches of the run with this optimizer state."""
-        program, task = self.program, self.program.task
-        return feed(program.sampler(opt_state), task.data, program.mesh, task.users)
+        self._feed = program.feed(self.state.opt_state)
 
     def _arguments(self) -> Any:
         """Returns the arguments of a step."""
-        return (self.state.params, self.state.opt_state), *self._feed(0), self.program.task.frozen
+        return (self.state.params, self.state.opt_state), self._feed(0), self.program.task.frozen
 
     def _identify(self) -> RunIdentity:
         """Returns everything that decides the releases. Several hosts compare it here."""
@@ -180,8 +174,8 @@ class TrainingLoop:
         ) as bar:
             self._report(bar)
             steps = range(self.state.done, self._steps)
-            for batch in extend.read_ahead(self._feed, steps):
-                self.advance(batch)
+            for inputs in extend.read_ahead(self._feed, steps):
+                self.advance(inputs)
                 pace.keep(self.state.params)
                 bar.update()
                 if self._save_before_showing():
@@ -192,10 +186,10 @@ class TrainingLoop:
         if self.context.progress:
             bar.set_postfix_str(self.progress())
 
-    def advance(self, batch: tuple[Any, Any]) -> None:
-        """Takes one step on a batch and its mask, and donates the arrays of the state."""
+    def advance(self, inputs: Inputs) -> None:
+        """Takes one step, and donates the arrays of the state."""
         before = self.state
-        arrays = self._step((before.params, before.opt_state), *batch, self.program.task.frozen)
+        arrays = self._step((before.params, before.opt_state), inputs, self.program.task.frozen)
         self.state = State(before.done + 1, *arrays, before.history)
 
     def _evaluates(self) -> bool:
