@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,70 +57,21 @@ def check_continues(
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
-    """Reads the records of earlier starts of the run, by step."""
-    if not metrics.exists():
-        return {}
-    lines = metrics.read_text(encoding="utf-8").splitlines()
+    """Reads the records that earlier starts of the run have shown, by step.
+
+    Raises:
+        CheckpointError: Hosts see other records. They would not evaluate together.
+    """
     found = {}
-    for line in lines:
+    for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else ():
         with contextlib.suppress(ValueError):  # a killed run may leave a part of a line
             record = json.loads(line)
             found[record["step"]] = record
+    if differing({"records": repr(found)}):
+        raise CheckpointError(
+            f"All hosts must see the same {metrics}. Use a workdir on a disk that they share."
+        )
     return found
-
-
-def with_shown(
-    history: list[dict[str, Any]], step: int, shown: Mapping[int, dict[str, Any]]
-) -> tuple[dict[str, Any], ...]:
-    """Adds the record of a checkpoint's step, which was shown after the checkpoint was complete.
-
-    Args:
-        history: The records in the checkpoint.
-        step: The step of the checkpoint.
-        shown: The records of earlier starts by step.
-    """
-    last, known = history[-1]["step"] if history else -1, step in shown
-    # Hosts evaluate together or not at all.
-    if last < step and not differing({"known": repr(known)}) and known:
-        return (*history, shown[step])
-    return tuple(history)
-
-
-def as_shown(
-    observe: Callable[[dict[str, Any]], object], earlier: dict[int, dict[str, Any]]
-) -> Callable[[dict[str, Any]], object]:
-    """Wraps `observe` to check that records equal earlier ones bit for bit.
-
-    A repeated step has the same noise. If its sum is rounded differently, because of other compiler
-    flags, another processor or kernels without a fixed order, the difference of both results
-    reveals data without noise. Each step that was shown must therefore be shown again before later
-    steps.
-    """
-    passed = -1
-
-    def checked(record: dict[str, Any]) -> object:
-        nonlocal passed
-        left_out = [step for step in earlier if passed < step < record["step"]]
-        if left_out:
-            raise ConfigError(
-                f"`eval_every` must divide {left_out[0]}, because the metrics of this step were "
-                "shown and must be reproduced. With fixed_point=True, every bit of the repeated "
-                "steps must be the same."
-            )
-        passed = record["step"]
-        before = earlier.get(record["step"], {})
-        now = records.plain(record)
-        names = now.keys() & before.keys() - {"seconds", "epsilon"}
-        if any(now[name] != before[name] for name in names):
-            raise ConfigError(
-                f"The metrics of step {record['step']}, which were shown before, must be "
-                "reproduced exactly with fixed_point=True. This start rounds differently. Use the "
-                "original machine, flags and test split, or use another workdir and account for "
-                "both runs."
-            )
-        return observe(record)
-
-    return checked
 
 
 def rounding(sampler: Sampler, mesh: Mesh | None, *, exact: bool) -> dict[str, Any]:
@@ -154,8 +105,9 @@ def check_restored(
     """Raises if the run must not resume from a restored checkpoint.
 
     Shown steps are repeated only if a checkpoint was removed. Both releases would have the same
-    noise, so their difference would reveal a change of rounding. If every bit counts, two copies of
-    a run must not round differently either.
+    noise, so their difference would reveal a change of rounding. If every bit counts, no shown step
+    is repeated, since compiler flags may round differently too, and two copies of a run must not
+    round differently.
 
     Args:
         identity: That of the current start, which continues the run.
@@ -167,6 +119,13 @@ def check_restored(
     """
     step, begun = record["step"], record["identity"]
     _check_ledgers(record, opt_state)
+    if shown > step and exact:
+        raise OtherRunError(
+            f"A step that was shown must not be repeated with fixed_point=True, got step {shown} "
+            f"and a last checkpoint of step {step}. Sums that are rounded differently would get "
+            "the same noise. Restore the removed checkpoint from a backup, or use another folder "
+            "and account for both runs."
+        )
     if shown > step:
         identity.check_rounding(
             begun,

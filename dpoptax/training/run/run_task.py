@@ -82,10 +82,7 @@ def run_task(
     with phases("accounting"):
         steps = task.steps
     workdir = None if workdir is None else Path(workdir)
-    exact, private = task.plan.fixed_point, task.is_private
-    with open_context(
-        workdir, phases, log=log, progress=progress, exact=exact, private=private
-    ) as context:
+    with open_context(workdir, phases, log=log, progress=progress) as context:
         given = key is not None or (context.begun or {}).get("given", False)
         key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
         with phases("init"):

@@ -137,10 +137,11 @@ class TrainingLoop:
             saved,
             opt_state,
             steps=self._steps,
-            shown=self.context.shown,
+            shown=max(self.context.earlier, default=0) if self.program.task.is_private else 0,
             exact=self.program.task.plan.fixed_point,
         )
-        history = resume.with_shown(saved["history"], saved["step"], self.context.earlier)
+        earlier = self.context.earlier.items()
+        history = tuple(entry for step, entry in earlier if step <= saved["step"])
         for entry in history:
             self.context.observe(entry)
         self.state = State(saved["step"], params, opt_state, history)
@@ -183,7 +184,7 @@ class TrainingLoop:
 
     def _report(self, bar: Bar) -> None:
         """Shows the newest record next to the progress bar, if there is one."""
-        if self.context.progress:
+        if self.context.progress and self.state.history:
             bar.set_postfix_str(self.progress())
 
     def advance(self, inputs: Inputs) -> None:
@@ -282,7 +283,6 @@ class TrainingLoop:
                 **self._kept,
                 "identity": self._identity.record(),
                 "ledgers": resume.ledgers(state.opt_state),
-                "history": list(state.history),
             }
             checkpoints.save(state.done, (state.params, state.opt_state), record, wait=wait)
 
