@@ -480,26 +480,6 @@ def test_long_runs_show_epsilon_in_a_progress_bar(capsys, monkeypatch):
         assert ("at 6: loss=1.500" in text) == shown
 
 
-LOSS_READERS = {
-    "lbfgs": optax.lbfgs(),
-    "plateau": optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()),
-    "lookahead": optax.lookahead(optax.sgd(0.1), 3, 0.5),
-}
-
-
-@pytest.mark.parametrize("name", LOSS_READERS)
-def test_error_of_an_optimizer_names_the_remedy(name):
-    with pytest.raises((AttributeError, TypeError)) as raised:
-        quiet(optimizer=LOSS_READERS[name])
-    assert any("`optimizer` must work as" in note for note in raised.value.__notes__)
-
-
-def test_error_of_a_loss_does_not_blame_the_optimizer():
-    with pytest.raises(AttributeError) as raised:
-        quiet(loss_fn=lambda params, example: params.missing)
-    assert not any("`optimizer`" in note for note in getattr(raised.value, "__notes__", []))
-
-
 @pytest.mark.parametrize(
     ("error", "changes", "message"),
     [

@@ -64,8 +64,8 @@ class RunProgram:
         """Whether the loss takes a key."""
         task = self.task
         if task.grad_fn is not None:
-            return inputs.requires_key(task.grad_fn)
-        return inputs.takes_key(task.loss_fn)
+            return "key" in inputs.required("grad_fn", task.grad_fn)
+        return len(inputs.required("loss_fn", task.loss_fn)) > 2
 
     def noise(self) -> optax.GradientTransformation | None:
         """Returns the noise stage, or None without noise."""
@@ -108,7 +108,7 @@ class RunProgram:
     def shown(self, params: Any, opt_state: Any) -> tuple[Any, ...]:
         """Returns the arguments of `evaluate`."""
         evaluate = self.task.evaluate
-        if evaluate is not None and inputs.takes_state(evaluate):
+        if evaluate is not None and len(inputs.required("evaluate", evaluate)) > 1:
             return params, opt_state[-1]  # not the noise, with its key
         return (averaged(params, opt_state),)
 

@@ -98,12 +98,11 @@ def run_task(
                 program, task=dataclasses.replace(program.task, params=shapes)
             )
         del placed
-        with inputs.explains_optimizer(task.optimizer, first.params):
-            loop = TrainingLoop(program, first, context, steps=steps, given=given)
-            del first
-            if loop.state.done > steps:
-                _check_spent(task, loop.state)
-            loop.finish()
+        loop = TrainingLoop(program, first, context, steps=steps, given=given)
+        del first
+        if loop.state.done > steps:
+            _check_spent(task, loop.state)
+        loop.finish()
         result = _make_result(task.plan, loop.state, workdir)
         finish(result, given)
     return result
@@ -131,7 +130,7 @@ def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
     if task.evaluate is not None:
-        inputs.takes_state(task.evaluate)  # raises if it is not a function
+        inputs.required("evaluate", task.evaluate)  # raises if it is not a function
     if task.grad_fn is not None:
         inputs.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
         inputs.check_automatic(mesh)
