@@ -26,6 +26,10 @@ _LARGEST_CONSTANTS = 2**20
 CompiledStep: TypeAlias = Callable[..., tuple[Any, Any]]
 """Maps the state, the inputs of a step and frozen arrays to the next state."""
 
+# The newest compiled steps, by everything that decides them.
+_COMPILED: dict[Hashable, CompiledStep] = {}
+_KEPT = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStep:
@@ -127,19 +131,6 @@ def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Program:
-    """A program to compile. Two are equal if their compiled programs are."""
-
-    identity: Hashable
-    lower: Callable[[], jax.stages.Lowered] = dataclasses.field(compare=False)
-
-
-@functools.lru_cache(maxsize=64)
-def _compile(program: _Program) -> CompiledStep:
-    return program.lower().compile()
-
-
 def _identity(
     program: jax.stages.Traced, lowered: jax.stages.Lowered, placed: Hashable
 ) -> Hashable | None:
@@ -225,20 +216,17 @@ def compiled_step(
     config: Any = jax.config
     if config.jax_disable_jit:  # it does not support lowered programs
         return step
-    identity, lowered = _lowered(step, args, mesh)
-    if identity is None:
-        return lowered.compile()
-    return _compile(_Program(identity, lambda: lowered))
-
-
-def _lowered(
-    step: CompiledStep, args: Any, mesh: jax.sharding.Mesh | None
-) -> tuple[Hashable | None, jax.stages.Lowered]:
-    """Returns the identity of a program, and the program."""
     traced = _trace(step, args, mesh)
     lowered = traced.lower()
     placed = mesh, *(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
-    return _identity(traced, lowered, placed), lowered
+    identity = _identity(traced, lowered, placed)
+    if identity is None:
+        return lowered.compile()
+    if identity not in _COMPILED:
+        if len(_COMPILED) == _KEPT:
+            del _COMPILED[next(iter(_COMPILED))]
+        _COMPILED[identity] = lowered.compile()
+    return _COMPILED[identity]
 
 
 def _trace(step: CompiledStep, args: Any, mesh: jax.sharding.Mesh | None) -> jax.stages.Traced:
