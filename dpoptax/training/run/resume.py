@@ -1,7 +1,6 @@
 """Reads the folder of a run, and checks that the run may resume there."""
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,14 +21,6 @@ METRICS = "metrics.jsonl"
 
 # Up to this number of devices, the margin for rounding is the same (docs/developers/bound.md).
 _FEW = 8
-
-
-def ledgers(opt_state: Any) -> list[dict[str, Any]]:
-    """Returns the ledgers of an optimizer state as JSON values."""
-    return [
-        records.plain({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
-        for ledger in dpoptax.ledgers(opt_state)
-    ]
 
 
 def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
@@ -118,7 +109,12 @@ def check_restored(
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
     """
     step, begun = record["step"], record["identity"]
-    _check_ledgers(record, opt_state)
+    found = [ledger.releases for ledger in dpoptax.ledgers(opt_state)]
+    if any(releases != step for releases in found):
+        raise ConfigError(
+            f"The checkpoint of step {step} is damaged, because its ledgers count {found} "
+            "releases. Remove it to continue from the previous checkpoint."
+        )
     if shown > step and exact:
         raise OtherRunError(
             f"A step that was shown must not be repeated with fixed_point=True, got step {shown} "
@@ -138,14 +134,4 @@ def check_restored(
         raise OtherRunError(
             f"`steps` must be at least {shown}, the last step whose metrics the run has shown, got "
             f"{steps}. The stated ε would cover fewer steps than were released."
-        )
-
-
-def _check_ledgers(record: dict[str, Any], opt_state: Any) -> None:
-    """Raises a `ConfigError` if the ledgers of a checkpoint do not match its record."""
-    found, stored = ledgers(opt_state), record["ledgers"]
-    if found != stored or any(ledger["releases"] != record["step"] for ledger in found):
-        raise ConfigError(
-            f"The checkpoint of step {record['step']} is damaged, because its ledgers are {found} "
-            f"but its record states {stored}. Remove it to continue from the previous checkpoint."
         )

@@ -279,11 +279,7 @@ class TrainingLoop:
             return
         with self.context.phases("checkpoints"):
             assert self._identity is not None
-            record = {
-                **self._kept,
-                "identity": self._identity.record(),
-                "ledgers": resume.ledgers(state.opt_state),
-            }
+            record = {**self._kept, "identity": self._identity.record()}
             checkpoints.save(state.done, (state.params, state.opt_state), record, wait=wait)
 
 
