@@ -53,46 +53,52 @@ class TrainingStep:
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Any, Any]:
         """Returns parameters and optimizer state after a step on a batch."""
-        grads = self.gradient(frozen, mesh)(params, opt_state, inputs)
+        grads = self._gradient(params, opt_state, inputs, frozen, mesh)
         updates, opt_state = self.optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    def gradient(self, frozen: Any, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Any]:
-        """Returns `gradient(params, opt_state, inputs)`."""
+    def _gradient(
+        self,
+        params: Any,
+        opt_state: Any,
+        inputs: Inputs,
+        frozen: Any,
+        mesh: jax.sharding.Mesh | None,
+    ) -> Any:
         task, clip = self.task, self.task.applied_clip
         given = task.loss_fn if task.grad_fn is None else task.grad_fn
         assert given is not None
         if frozen is not None:
             given = functools.partial(given, frozen=frozen)
-        if task.grad_fn is not None:
-            grad_fn = given
-        else:
-            loss = given if task.users is None else per_user_loss(given)
+        if task.grad_fn is None:
+            if task.users is not None:
+                given = per_user_loss(given)
             if clip is None:
-                return self._plain_gradient(loss, mesh)
-            grad_fn = dpoptax.clipped_grad(
-                loss,
+                return self._plain_gradient(given, params, inputs, mesh)
+            given = dpoptax.clipped_grad(
+                given,
                 clip,
                 microbatch_size=task.microbatch_size,
                 mesh=mesh,
                 param_specs=param_specs(task.params),
             )
-
-        def gradient(params: Any, opt_state: Any, inputs: Inputs) -> Any:
-            points = dpoptax.gradient_points(opt_state, params)
-            examples, mask, ids, key = inputs
-            randomness = {} if key is None else {"key": key, "ids": ids}
-            found = grad_fn(points, examples, mask, **randomness)
-            clipped = found[0] if isinstance(found, tuple) else found
-            if task.grad_fn is not None and clip is not None:
-                _check_clip(clipped, clip)
-            return clipped
-
-        return gradient
+        randomness = {} if inputs.key is None else {"key": inputs.key, "ids": inputs.ids}
+        points = dpoptax.gradient_points(opt_state, params)
+        found = given(points, inputs.examples, inputs.mask, **randomness)
+        clipped = found[0] if isinstance(found, tuple) else found
+        if task.grad_fn is not None and clip is not None:
+            _check_clip(clipped, clip)
+        return clipped
 
     def _plain_gradient(
-        self, loss: Callable[..., Any], mesh: jax.sharding.Mesh | None
-    ) -> Callable[..., Any]:
+        self,
+        loss: Callable[..., Any],
+        params: Any,
+        inputs: Inputs,
+        mesh: jax.sharding.Mesh | None,
+    ) -> Any:
+        """Returns the gradient of the sum of losses over the expected batch size."""
+
         def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
             return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
@@ -111,14 +117,9 @@ class TrainingStep:
                 out_specs=P(),
                 check_vma=False,
             )
-
-        def gradient(params: Any, opt_state: Any, inputs: Inputs) -> Any:
-            total = whole(params, inputs.examples, inputs.mask)
-            # Divide by the expected batch size, like the private gradient.
-            size = self.task.plan.sampler.batch_size
-            return jax.tree.map(lambda leaf: leaf / size, total)
-
-        return gradient
+        size = self.task.plan.sampler.batch_size
+        total = whole(params, inputs.examples, inputs.mask)
+        return jax.tree.map(lambda leaf: leaf / size, total)
 
 
 def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:

@@ -87,8 +87,8 @@ def task_of(config: Config) -> Task:
     if not isinstance(evaluate, Evaluation) or not evaluate.has_score(task.params):
         score = evaluate.score.name if isinstance(evaluate, Evaluation) else Score().name
         raise ConfigError(
-            f"`evaluate` of {config.name} must be an `Evaluation` with the metric {score!r} and "
-            f"its default prefix, by which runs are compared, got {evaluate!r}."
+            f"`evaluate` of {config.name} must be an `Evaluation` with the metric {score!r}, by "
+            f"which runs are compared, got {evaluate!r}."
         )
     return task
 
