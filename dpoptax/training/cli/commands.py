@@ -126,7 +126,8 @@ def _price(options: list[str]) -> int:
         PriceArguments,
         args=options,
         prog="dpoptax plan",
-        description="Compute the noise, or ε, of a run from its numbers, without a config.",
+        description="Compute the noise, or ε, of a run from its numbers. `dpoptax plan CONFIG "
+        "--help` and `dpoptax plan --suggest --help` list other options.",
     ).plan()
     print(plan)
     print(f"  attacks  {planning.attacks_text(plan.guarantee())}")
