@@ -165,10 +165,7 @@ def test_progress_bar_shows_metrics_of_resumed_run(bars, tmp_path):
 def test_unknown_name_suggests_nearest_known_name():
     names = [f"mnist/eps-{e}/cnn/{m}" for e in range(1, 50) for m in ("pmlf", "disk")]
     near = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
-    assert near == (
-        "`config` must be a known name, got 'mnist/eps-1/cnn/pml'. "
-        "Did you mean 'mnist/eps-1/cnn/pmlf'?"
-    )
+    assert near.endswith("got 'mnist/eps-1/cnn/pml'. Did you mean 'mnist/eps-1/cnn/pmlf'?")
     far = str(unknown_name("config", "x", names))
     assert "one of 98 names such as mnist/eps-1/cnn/disk, " in far
     assert len(far) < 150

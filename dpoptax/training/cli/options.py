@@ -115,15 +115,9 @@ class PriceArguments:
             "fixed_size": dpoptax.sampling.FixedSizeSampler,
             "balls_in_bins": dpoptax.sampling.RandomAllocationSampler,
         }
-        return dpoptax.PrivacyPlan(
-            dataset_size=self.dataset_size,
-            batch_size=self.batch_size,
-            steps=self._number_of_steps(),
-            epsilon=self.epsilon,
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            sampler=samplers[self.sampling],
-        )
+        given = vars(self) | {"steps": self._number_of_steps()}
+        del given["epochs"]
+        return dpoptax.PrivacyPlan(sampler=samplers[given.pop("sampling")], **given)
 
     def _number_of_steps(self) -> int:
         records.check_count("batch_size", self.batch_size)
