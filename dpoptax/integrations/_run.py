@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from absl import logging
 from etils import epath
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 import dpoptax
 from dpoptax.runs import (
@@ -92,15 +92,6 @@ def update(
     total = grad_fn(points, inputs.examples, inputs.mask, key=inputs.key, ids=inputs.ids)
     updates, opt_state = tx.update(total, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
-
-
-def specs_of(params: Any) -> Any:
-    """Returns how each parameter is sharded."""
-
-    def spec(x: jax.Array) -> PartitionSpec:
-        return x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
-
-    return jax.tree.map(spec, params)
 
 
 def check_plan(plan: dpoptax.PrivacyPlan) -> None:

@@ -132,7 +132,7 @@ def param_specs(params: Any) -> Any:
     placed = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)]
     if all(sharding is None or sharding.is_fully_replicated for sharding in placed):
         return None
-    return jax.tree.map(lambda leaf: leaf.sharding.spec, params)
+    return jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), params)
 
 
 @jax.jit
