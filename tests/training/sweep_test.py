@@ -508,6 +508,14 @@ def test_record_path_depends_on_config_split_and_code(tmp_path):
     assert len(paths) == 4
 
 
+def test_comparison_notes_different_models(tmp_path):
+    given = Comparison(tmp_path, seeds=1, factors=(1.0,))
+    notes = compare(CONFIGS | {"wide": TINY.replace(model="mlp")}, given, progress=False).notes
+    assert "different models. Numbers of parameters: DP-SGD (tiny) 650, DP-SGD (wide)" in notes[-1]
+    alone = compare(CONFIGS, given, progress=False).notes
+    assert not any("different models" in note for note in alone)
+
+
 @pytest.mark.slow
 def test_dry_run_prices_actual_draws_or_says_unknown(tmp_path, seed):
     """A dry run prices the draws of the actual seed; previously it used seed 0."""

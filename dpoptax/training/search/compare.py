@@ -6,6 +6,9 @@ import statistics
 from pathlib import Path
 from typing import Any, cast
 
+import jax
+import numpy as np
+
 from dpoptax.runs import Hidden, RunIdentity, data_of
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
@@ -73,6 +76,9 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
         for name, label, rate, grid in zip(names, configs, rates, grids, strict=True)
     ]
     notes = _notes(methods)
+    if len({str(jax.tree.map(np.shape, task.params)) for task in tasks}) > 1:
+        sizes = ", ".join(f"{m.name} {m.runs[0]['num_params']:,}" for m in methods)
+        notes.append(f"The methods train different models. Numbers of parameters: {sizes}.")
     results = ComparisonResult(
         tasks[0].dataset, epsilon, delta, list(seeds), notes, methods, versions, code, score
     )
