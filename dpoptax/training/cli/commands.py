@@ -113,7 +113,7 @@ def _plan(arguments: list[str]) -> int:
         prog=f"dpoptax plan {paths[0]}",
         description=f"Compute the cost of {paths[0]}. Every argument of it is an option.",
     )
-    with Announcer(say)("plan"):
+    with Announcer(say)("computing the cost of the run"):
         cost = planning.plan_run(config.task())
     print(planning.text(name, cost))
     return 0

@@ -64,7 +64,7 @@ def open_context(
     with contextlib.ExitStack() as stack:
         if workdir is not None:
             checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints"))
-            with phases("checkpoints"):
+            with phases("waiting for a checkpoint"):
                 begun = resume.begun(checkpoints, workdir)
             metrics = workdir / resume.METRICS
             earlier = resume.shown_records(metrics)

@@ -77,15 +77,15 @@ def run_task(
     mesh = inputs.automatic(mesh)
     progress = progress and jax.process_index() == 0
     phases = Announcer(say if progress else None)
-    with phases("data"):
+    with phases("loading data"):
         data = inputs.checked_data(task.data, task.plan, task.users, mesh)
-    with phases("accounting"):
+    with phases("computing noise and ε"):
         steps = task.steps
     workdir = None if workdir is None else Path(workdir)
     with open_context(workdir, phases, log=log, progress=progress) as context:
         given = key is not None or (context.begun or {}).get("given", False)
         key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
-        with phases("init"):
+        with phases("initializing parameters and optimizer"):
             placed = {
                 name: inputs.on_devices(name, getattr(task, name), mesh)
                 for name in ("frozen", "params")

@@ -72,12 +72,12 @@ class TrainingLoop:
         self._waiting: tuple[int, Any] | None = None
         self._identity: RunIdentity | None = None
         if context.checkpoints is not None or jax.process_count() > 1:
-            with phases("data"):
+            with phases("loading data"):
                 self._identity = self._identify()
-        with phases("checkpoints"):
+        with phases("waiting for a checkpoint"):
             restored = self._restore()
         self.last = max(self.state.done, steps)
-        with phases("compile"):
+        with phases("compiling the training step"):
             self._step = compiled_step(program.step(), self._arguments(), program.mesh)
         if restored:
             self._announce()
@@ -233,11 +233,11 @@ class TrainingLoop:
             # Several hosts must evaluate at the same step.
             if not wait and jax.process_count() == 1 and checkpoints.saving():
                 return False
-            with self.context.phases("checkpoints"):
+            with self.context.phases("waiting for a checkpoint"):
                 checkpoints.finish()
         (step, params), self._waiting = self._waiting, None
         jax.block_until_ready(params)  # so that `seconds` includes all steps
-        with self.context.phases("evaluation"):
+        with self.context.phases("evaluating"):
             entry: Record = {
                 "step": step,
                 "epsilon": self._bounds[step],
@@ -277,7 +277,7 @@ class TrainingLoop:
         state, checkpoints = self.state, self.context.checkpoints
         if checkpoints is None:
             return
-        with self.context.phases("checkpoints"):
+        with self.context.phases("waiting for a checkpoint"):
             assert self._identity is not None
             record = {**self._kept, "identity": self._identity.record()}
             checkpoints.save(state.done, (state.params, state.opt_state), record, wait=wait)
