@@ -159,15 +159,9 @@ def _suggest(paths: list[str], options: list[str]) -> int:
     )
     examples = given.examples
     if given.flops is not None:
-        if given.params is not None:
-            cost = 6 * given.params * given.tokens
-        elif paths:
-            cost = (planning.plan_run(task).flops or 0.0) / plan.sampler.padded_size
-        else:
-            raise ConfigError(
-                "`--flops` needs the operations for one example. Pass --params and --tokens, or a "
-                "config."
-            )
+        if not paths:
+            raise ConfigError("`--flops` needs a config, whose operations for an example count.")
+        cost = (planning.plan_run(task).flops or 0.0) / plan.sampler.padded_size
         examples = given.flops / cost
     if examples is None:
         raise ConfigError(

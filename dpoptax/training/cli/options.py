@@ -143,12 +143,7 @@ class SuggestArguments:
     examples: float | None = None
     """Compute budget in examples, batch size times steps; by default the config's."""
     flops: float | None = None
-    """Compute budget in floating-point operations, instead of examples."""
-    params: float | None = None
-    """Number of parameters of a transformer, with 6 operations per parameter and token; by default,
-    the operations of the config's traced step count."""
-    tokens: float = 1
-    """Number of tokens per example, for --params."""
+    """Compute budget in floating-point operations, as counted in the config's traced step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
