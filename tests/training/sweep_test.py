@@ -319,13 +319,12 @@ def test_comparison_trains_an_edited_filter_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("part", ["train", "test", "metric"])
-def test_refuses_to_resume_comparison_with_other_examples(tmp_path, monkeypatch, part):
+def test_comparison_trains_again_on_other_examples(tmp_path, monkeypatch, part):
     configs, given = {"one": config_of(edited)}, Comparison(tmp_path, seeds=1, factors=(1.0,))
-    compare(configs, given, progress=False)
-    assert (tmp_path / "data.json").stat().st_mode & 0o077 == 0
-    monkeypatch.setitem(EDITED, part, 0.5 if part == "metric" else with_row(3))
-    with pytest.raises(OtherRunError, match=r"examples.* must be the same as in earlier runs"):
+    for runs in (1, 2):
         compare(configs, given, progress=False)
+        assert len(list((tmp_path / "runs").glob("*.json"))) == runs
+        monkeypatch.setitem(EDITED, part, 0.5 if part == "metric" else with_row(3))
 
 
 def ignoring(

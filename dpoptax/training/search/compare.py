@@ -1,19 +1,16 @@
 """Compares configs at one ε, with equal tuning and equal seeds."""
 
-import json
 import os
 import statistics
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
-from dpoptax.runs import Hidden, RunIdentity, data_of
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.evaluation import Evaluation, Score
+from dpoptax.training.evaluation import Score
 from dpoptax.training.run import records
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search.comparison import Comparison
@@ -50,11 +47,8 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
             held_out_task(config, task)  # raises if the config ignores the argument
     score = score_of(tasks)
     epsilon, delta = _common_budget(dict(zip(configs, tasks, strict=True)))
-    data = comparison.workdir / "data.json"
-    known = _known_data(tasks[0], data)
     names = _names(configs, tasks)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
-    records.write_json(data, known, secret=True)
 
     versions, code = records.versions(), records.source_sha256()
     made_by = records.to_json({"code": code, **versions})
@@ -89,25 +83,6 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     comparison_figure.plot_comparison(results, comparison.workdir / "comparison.png")
     records.write_json(comparison.workdir / "results.json", results)
     return results
-
-
-def _known_data(task: Task, path: Path) -> dict[str, Any]:
-    """Returns the content of data.json, the identity of the data.
-
-    Raises:
-        OtherRunError: Earlier runs used other examples. Accuracies on other data do not compare,
-            and runs with one seed would add the same noise to gradients of two data sets.
-    """
-    known: dict[str, Any] = {}
-    if path.is_file():
-        known = json.loads(path.read_text(encoding="utf-8"))
-    evaluated = cast(Evaluation, task.evaluate)
-    test = {"The test examples, with their metrics,": Hidden(evaluated.digest(task.params))}
-    now = RunIdentity({**data_of(task.data, whole=False), **test})
-    now.check_continues(
-        known.setdefault(task.dataset, now.record()), f"earlier runs in {path.parent}"
-    )
-    return known
 
 
 def _grids(
