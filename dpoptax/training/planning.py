@@ -64,8 +64,7 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
     (params, state), inputs, frozen = arguments
     flops = None
     if count_flops:
-        step = program.step()
-        lowered: Any = jax.jit(lambda state, *rest: step(*state, *rest)).lower(*arguments)
+        lowered: Any = jax.jit(program.step()).lower(*arguments)
         flops = float(lowered.cost_analysis()["flops"])
     return RunCost(
         task=task,

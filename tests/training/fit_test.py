@@ -66,7 +66,7 @@ def quiet(data=(X, Y), plan=None, loss_fn=linear_loss, params=None, **options):
     def shared(step, args, *mesh):
         # The types of the arguments contain the mechanism of the noise.
         leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *args))
-        key = *parts, step.task.plan.sampler.batch_size, tuple(leaves), structure
+        key = *parts, plan.sampler.batch_size, tuple(leaves), structure
         if key not in PROGRAMS:
             PROGRAMS[key] = make(step, args, *mesh)
         return PROGRAMS[key]

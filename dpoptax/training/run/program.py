@@ -24,6 +24,7 @@ from dpoptax.runs import (
     sampler_of,
     seeded,
     settings,
+    traced,
     tree_digest,
     words_of,
 )
@@ -33,10 +34,10 @@ from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.feeding import Inputs, feed, input_shapes
 from dpoptax.training.run.step import (
-    TrainingStep,
+    Step,
+    make_step,
     on_one_device,
     optimizer_digest,
-    program_digest,
 )
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
@@ -84,11 +85,11 @@ class RunProgram:
         program = self if key is None else dataclasses.replace(self, key=key)
         return inputs.on_devices("optimizer", program.chain().init(params), self.mesh)
 
-    def step(self) -> TrainingStep:
+    def step(self) -> Step:
         """Returns the training step."""
         # Programs are kept for other runs, and must not keep data.
         task = dataclasses.replace(self.task, data=None, frozen=None, evaluate=None)
-        return TrainingStep(task, self.chain())
+        return make_step(task, self.chain(), self.mesh)
 
     def sampler(self, opt_state: Any) -> Sampler:
         """Returns the sampler of the run with this optimizer state, with its seed."""
@@ -142,7 +143,8 @@ class RunProgram:
 
     def _program(self, args: Any) -> dict[str, Any]:
         """Returns the data, the optimizer and the program of the gradient."""
-        task, mesh, step = self.task, self.mesh, self.step()
+        task, mesh = self.task, self.mesh
+        whole = make_step(dataclasses.replace(task, params=None), self.chain(), None)
         found = {
             **data_of(task.data, task.frozen, whole=False),
             "`optimizer`": Hidden(optimizer_digest(task.optimizer, args[0][0])),
@@ -153,12 +155,12 @@ class RunProgram:
                 **found,
                 "`clip`": clip if isinstance(clip, int | float) else repr(clip),
                 "`microbatch_size`": task.microbatch_size,
-                _DIGEST.format("loss_fn"): Hidden(program_digest(step, args)),
+                _DIGEST.format("loss_fn"): Hidden(digest_of(traced(whole, *args))),
             }
         if mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
             shared = mesh.shape["data"]
             args = on_one_device(args, -(-len(args[1].mask) // shared) * shared)
-        return {**found, _DIGEST.format("grad_fn"): Hidden(program_digest(step, args))}
+        return {**found, _DIGEST.format("grad_fn"): Hidden(digest_of(traced(whole, *args)))}
 
     def identity_of_any_run(self) -> RunIdentity:
         """Returns the part of the identity that all runs of the task share."""
