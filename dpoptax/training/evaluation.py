@@ -167,15 +167,12 @@ class Evaluation:
 
     def has_score(self, params: Any, *, mean: bool = False) -> bool:
         """Returns whether the score may be in the results, or whether it is a bounded mean."""
-        kinds, name = self.kinds(params), f"test_{self.score.name}"
-        if mean:
-            return kinds.get(name, False) and math.isfinite(self.score.size)
-        return name in kinds or self._combine is not None
-
-    def kinds(self, params: Any) -> dict[str, bool]:
-        """Returns the names in the results, and whether each has one term for each example."""
         found = jax.eval_shape(self._of_one, params, self._example(), self._frozen)
-        return {f"test_{name}": not isinstance(value, tuple) for name, value in found.items()}
+        known = self.score.name in found
+        if mean:  # a pair is a sum with its own number of terms
+            is_number = known and not isinstance(found[self.score.name], tuple)
+            return is_number and math.isfinite(self.score.size)
+        return known or self._combine is not None
 
     def digest(self, params: Any) -> str:
         """Returns a hash of the metrics and the examples; `params` may be shapes."""
