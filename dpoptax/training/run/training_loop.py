@@ -119,7 +119,7 @@ class TrainingLoop:
         values = {**self._identity.values, "params": Hidden(tree_digest(first.params))}
         if plan.fixed_point:  # devices and versions change sums by rounding at most
             values |= self._identity.rounding
-        key = seeds.noise_key_of(program.key, RunIdentity(values).digest())
+        key = seeds.derived_key(program.key, RunIdentity(values).digest())
         self.state = State(0, first.params, program.first_state(first.params, key))
 
     def _restore(self) -> bool:
