@@ -58,11 +58,10 @@ def step_inputs(
     """
     logging.info(_NOT_SHOWN)
     secret = seeds.random_key(noise_key_of(opt_state)) if random else None
-    mesh = None if rows is None else rows.mesh
     run = data.plan.continue_run(opt_state)
     del opt_state  # frees it during the run
     for batch in run.batches(data.rows, users=data.users, sharding=rows):
-        yield inputs_of(*batch, secret, mesh)
+        yield inputs_of(*batch, secret, rows)
 
 
 def update(

@@ -34,17 +34,22 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(
-    step: int, examples: Any, mask: Any, ids: Any, secret: jax.Array | None, mesh: Mesh | None
+    step: int,
+    examples: Any,
+    mask: Any,
+    ids: Any,
+    secret: jax.Array | None,
+    sharding: NamedSharding | None,
 ) -> Inputs:
     """Returns the inputs of a step from its batch.
 
-    `secret` is the key of losses with randomness, and `mesh` has the devices that share the batch.
+    `secret` is the key of losses with randomness, and `sharding` that of the batch.
     """
     if secret is None:
         return Inputs(examples, mask)
     key = jax.random.fold_in(secret, step)
-    if mesh is not None:
-        key = hosts.place(key, NamedSharding(mesh, P()))
+    if sharding is not None:
+        key = hosts.place(key, NamedSharding(sharding.mesh, P()))
     return Inputs(examples, mask, ids, key)
 
 
@@ -89,6 +94,6 @@ def feed(
 
     def load(step: int) -> Inputs:
         batch = read_batch(read, draw(sampler, users, step), sharding)
-        return inputs_of(step, *batch, secret, mesh)
+        return inputs_of(step, *batch, secret, sharding)
 
     return load
