@@ -109,7 +109,7 @@ class Evaluation:
             )
         self.score, self._combine = Score(score, worst, best), combine
         self.size = streaming.source_size(examples)
-        self._metrics, self._examples = metrics, examples
+        self.metrics, self._examples = metrics, examples
         self._frozen = {} if frozen is None else {"frozen": frozen}
         self._chunk = min(_CHUNK, self.size)  # streamed chunks are padded
 
@@ -132,7 +132,7 @@ class Evaluation:
             parts = [(self._resident, np.ones(self.size, bool))]
         # Values of several hosts may be sharded, so only their sums are read.
         keep = self._combine is not None or jax.process_count() == 1
-        how = self._metrics, self._chunk, self.score, keep
+        how = self.metrics, self._chunk, self.score, keep
         found = [(_sums(*how, params, *part, self._frozen), part[1]) for part in parts]
         sums, means = [part for (part, _), _ in found], {}
         values = {
@@ -146,18 +146,6 @@ class Evaluation:
                 total = float(values[metric].sum(dtype=np.float64))
             means[f"test_{metric}"] = total / max(terms, 1)
         return means, values
-
-    def on(self, examples: streaming.Source) -> "Evaluation":
-        """Returns the evaluation of the same metrics on other examples."""
-        score = self.score
-        return Evaluation(
-            self._metrics,
-            examples,
-            frozen=self._frozen.get("frozen"),
-            combine=self._combine,
-            score=score.name,
-            score_range=(score.worst, score.best),
-        )
 
     @functools.cached_property
     def _resident(self) -> Any:
@@ -181,7 +169,7 @@ class Evaluation:
         return digest_of([program, *arrays, repr(self.score)])
 
     def _of_one(self, params: Any, example: Any, frozen: dict[str, Any]) -> dict[str, Any]:
-        return self._metrics(params, example, **frozen)
+        return self.metrics(params, example, **frozen)
 
     def _example(self) -> Any:
         """Returns the shapes of an example."""

@@ -31,7 +31,7 @@ def _curve(name: str, config: Config, seed: int) -> list[Row]:
     method, _, size = curve.rpartition("-")
     task, noise_multiplier = config.task(), config.flags["noise_multiplier"].default
     tested = cast(Evaluation, task.evaluate)
-    on_training_data = tested.on(task.data)
+    on_training_data = Evaluation(tested.metrics, task.data)
 
     def evaluate(params: Any) -> dict[str, Any]:
         return {**tested(params), "training_loss": on_training_data(params)["test_loss"]}

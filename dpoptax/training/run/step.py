@@ -96,11 +96,11 @@ def _plain_gradient(
     def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
         return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
-    def whole(params: Any, batch: Any, mask: jax.Array) -> Any:
-        def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
-            return jax.grad(total_loss)(params, batch, mask), None
-
-        return dpoptax.extend.in_microbatches(sums, task.microbatch_size)(batch, mask)[0]
+    def whole(params: Any, *rows: Any) -> Any:
+        sums = dpoptax.extend.in_microbatches(
+            lambda *rows: (jax.grad(total_loss)(params, *rows), None), task.microbatch_size
+        )
+        return sums(*rows)[0]
 
     if mesh is not None:
         local = whole

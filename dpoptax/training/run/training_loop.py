@@ -149,11 +149,9 @@ class TrainingLoop:
 
     def _announce(self) -> None:
         """Says from which step the run continues."""
-        done, checkpoints = self.state.done, self.context.checkpoints
-        assert checkpoints is not None
-        text = f"continues the run in {checkpoints.directory.parent} after step {done}"
-        if done == self.last:
-            text = f"the run in {checkpoints.directory.parent} has taken all {done} steps"
+        assert self.context.checkpoints is not None
+        folder = self.context.checkpoints.directory.parent
+        text = f"continues the run in {folder} after step {self.state.done} of {self.last}"
         self.context.phases.announce(text)
 
     def finish(self) -> None:

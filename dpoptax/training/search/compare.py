@@ -1,7 +1,9 @@
 """Compares configs at one ε, with equal tuning and equal seeds."""
 
+import functools
 import os
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,9 +23,9 @@ from dpoptax.training.search.results import (
     method_result,
 )
 from dpoptax.training.search.trials import (
-    Runner,
     Trial,
     held_out_task,
+    run_trials,
     score_of,
     whole_task,
     with_flags,
@@ -52,19 +54,19 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
 
     versions, code = records.versions(), records.source_sha256()
     made_by = records.to_json({"code": code, **versions})
-    runner = Runner(comparison.workdir / "runs", made_by)
+    run = functools.partial(run_trials, comparison.workdir / "runs", made_by=made_by)
     seeds, factors = range(comparison.seeds), sorted(set(comparison.factors))
     tried_on = seeds[: comparison.trial_seeds] if len(factors) > 1 else range(0)
     total = len(configs) * (len(factors) * len(tried_on) + len(seeds))
     with Bar(total=total, unit="run", desc="compare", disable=not progress) as bar:
-        grids = _grids(list(configs.values()), factors, tried_on, runner, score, bar)
+        grids = _grids(list(configs.values()), factors, tried_on, run, score, bar)
         rates = [_best(grid, score).learning_rate for grid in grids]
         chosen = [
             Trial(with_flags(config, learning_rate=rate, seed=seed, held_out=False))
             for config, rate in zip(configs.values(), rates, strict=True)
             for seed in seeds
         ]
-        runs = iter(runner.run(chosen, bar))
+        runs = iter(run(chosen, bar))
     methods = [
         method_result(name, label, grid, rate, [next(runs) for _ in seeds], score)
         for name, label, rate, grid in zip(names, configs, rates, grids, strict=True)
@@ -89,7 +91,7 @@ def _grids(
     configs: list[Config],
     factors: list[float],
     seeds: range,
-    runner: Runner,
+    run: Callable[..., list[dict[str, Any]]],
     score: Score,
     bar: Bar,
 ) -> list[list[GridPoint]]:
@@ -103,7 +105,7 @@ def _grids(
         for rate in own
         for seed in seeds
     ]
-    scores = (score.of(run) for run in runner.run(tried, bar))
+    scores = (score.of(found) for found in run(tried, bar))
     return [[GridPoint(rate, [next(scores) for _ in seeds]) for rate in own] for own in rates]
 
 

@@ -136,10 +136,8 @@ def price(tasks: list[Task], sweep: Sweep, chosen: list[int]) -> "tuple[Price, G
     stddev = dpoptax.accounting.calibrate(
         epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
     )
-    scores = [GaussianDpEvent(stddev)] * len(tasks)
-    while price_of(selected(scores)) > epsilon:
+    while price_of(selected([GaussianDpEvent(stddev)] * len(tasks))) > epsilon:
         stddev *= 1.02
-        scores = [GaussianDpEvent(stddev)] * len(tasks)
     noise = tuple(
         (repr(p.noise_multiplier), repr(p.strategy), task.steps, p.sampler.dataset_size)
         for task in tasks

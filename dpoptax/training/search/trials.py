@@ -44,36 +44,31 @@ class Trial:
     secret: int | None = dataclasses.field(default=None, repr=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Runner:
-    """Runs trials and stores their records.
+def record_path(directory: Path, trial: Trial, made_by: str = "") -> Path:
+    """Returns the file of a trial's record; its parameters are next to it as .msgpack.
 
-    Attributes:
-        directory: Directory for the records. A missing directory is created.
-        made_by: Code and versions. Records of others are not reused.
+    `made_by` states code and versions, of which other records are not reused.
     """
+    parts = [described(trial), trial.secret is not None, trial.use, made_by]
+    name = hashlib.sha256(records.to_json(parts).encode()).hexdigest()[:16]
+    return directory / f"{name}.json"
 
-    directory: Path
-    made_by: str = ""
 
-    def path(self, trial: Trial) -> Path:
-        """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
-        parts = [described(trial), trial.secret is not None, trial.use, self.made_by]
-        name = hashlib.sha256(records.to_json(parts).encode()).hexdigest()[:16]
-        return self.directory / f"{name}.json"
+def run_trials(
+    directory: Path, trials: Sequence[Trial], bar: Bar, made_by: str = ""
+) -> list[dict[str, Any]]:
+    """Returns the summary of each trial with its "history", in order.
 
-    def run(self, trials: Sequence[Trial], bar: Bar) -> list[dict[str, Any]]:
-        """Returns the summary of each trial with its "history", in order.
-
-        `bar` counts found and finished trials. A nested bar shows the steps of a trial.
-        """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        paths = [self.path(trial) for trial in trials]
-        for path, trial in zip(paths, trials, strict=True):
-            if not path.is_file():
-                _run(trial, path, progress=not bar.disable)
-            bar.update()
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    Records are stored in `directory`, and those found there are not trained again. `bar` counts
+    found and finished trials. A nested bar shows the steps of a trial.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [record_path(directory, trial, made_by) for trial in trials]
+    for path, trial in zip(paths, trials, strict=True):
+        if not path.is_file():
+            _run(trial, path, progress=not bar.disable)
+        bar.update()
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def task_of(config: Config) -> Task:
