@@ -85,8 +85,8 @@ class Config:
         given = {name: flag.default for name, flag in config.flags.items()}
         grouped: dict[str, Any] = {}
         for name, parameter in inspect.signature(self.function).parameters.items():
-            shared: Any = parameter.default
-            if dataclasses.is_dataclass(shared):
+            if dataclasses.is_dataclass(parameter.default):
+                shared: Any = parameter.default
                 own = {each.name: given[each.name] for each in dataclasses.fields(shared)}
                 made = functools.partial(dataclasses.replace, shared, **own)
                 grouped[name] = config._called(made)
