@@ -404,9 +404,8 @@ def settings_of(config: Config) -> ExperimentConfig:
     Raises:
         ConfigError: The config is not an `ExperimentConfig`.
     """
-    found = [f.default for f in config.flags.values() if f.owner is not None]
     names = [field.name for field in dataclasses.fields(ExperimentConfig)]
-    if not found or list(config.flags) != names:
+    if list(config.flags) != names:
         raise ConfigError(f"The config {config.name} of {config.source} is not an experiment.")
     return ExperimentConfig(**{name: flag.default for name, flag in config.flags.items()})
 

@@ -319,7 +319,7 @@ def _values(mechanism: Mechanism) -> np.ndarray:
 
 
 def _fingerprint(key: jax.Array) -> jax.Array:
-    # No step has this number: runs have fewer steps, and the trainer's `step_keys` uses 2³² − 1.
+    # No step has this number: runs have fewer steps, and the trainer's `random_key` uses 2³² − 1.
     return two_words(key, 2**32 - 2)
 
 

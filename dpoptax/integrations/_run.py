@@ -3,15 +3,14 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from absl import logging
 from etils import epath
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 import dpoptax
 from dpoptax.runs import (
@@ -29,9 +28,9 @@ from dpoptax.runs import (
     traced,
     tree_digest,
 )
-from dpoptax.training import hosts
 from dpoptax.training.run import seeds
-from dpoptax.training.run.feeding import batch_shapes
+from dpoptax.training.run.feeding import Inputs as Inputs
+from dpoptax.training.run.feeding import input_shapes, inputs_of
 from dpoptax.users import UserTable, per_user_loss
 
 _NOT_SHOWN = (
@@ -50,15 +49,6 @@ class PlanBatches:
     users: UserTable | None = None
 
 
-class Inputs(NamedTuple):
-    """Holds the arrays that a compiled step gets. Losses without randomness get no key."""
-
-    examples: Any
-    mask: Any
-    ids: Any = None
-    key: jax.Array | None = None
-
-
 def step_inputs(
     data: PlanBatches, opt_state: Any, rows: NamedSharding | None, *, random: bool = True
 ) -> Iterator[Inputs]:
@@ -67,17 +57,11 @@ def step_inputs(
     `rows` is how a batch is split over devices, and `random` whether the loss gets a key.
     """
     logging.info(_NOT_SHOWN)
-    secret = seeds.random_key(noise_key_of(opt_state))
+    secret = seeds.random_key(noise_key_of(opt_state)) if random else None
     run = data.plan.continue_run(opt_state)
     del opt_state  # frees it during the run
     for batch in run.batches(data.rows, users=data.users, sharding=rows):
-        inputs = Inputs(batch.examples, batch.mask)
-        if random:
-            key = jax.random.fold_in(secret, batch.step)
-            if rows is not None:
-                key = hosts.place(key, NamedSharding(rows.mesh, PartitionSpec()))
-            inputs = inputs._replace(ids=batch.ids, key=key)
-        yield inputs
+        yield inputs_of(*batch, secret, rows)
 
 
 def update(
@@ -107,15 +91,6 @@ def update(
     total = grad_fn(points, inputs.examples, inputs.mask, key=inputs.key, ids=inputs.ids)
     updates, opt_state = tx.update(total, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
-
-
-def specs_of(params: Any) -> Any:
-    """Returns how each parameter is sharded."""
-
-    def spec(x: jax.Array) -> PartitionSpec:
-        return x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
-
-    return jax.tree.map(spec, params)
 
 
 def check_plan(plan: dpoptax.PrivacyPlan) -> None:
@@ -200,12 +175,7 @@ def program_of(
 
     It does not depend on the devices that share a batch, so that a run may go on on others.
     """
-    size = data.plan.sampler.padded_size
-    examples = batch_shapes(data.rows, size, data.users)
-    inputs = Inputs(examples, jax.ShapeDtypeStruct((size,), np.bool_))
-    if random:
-        ids = jax.ShapeDtypeStruct((size,), jax.dtypes.canonicalize_dtype(np.int64))
-        inputs = inputs._replace(ids=ids, key=jax.eval_shape(jax.random.key, 0))
+    inputs = input_shapes(data.rows, data.plan.sampler.padded_size, data.users, random=random)
     return Hidden(digest_of(traced(step, *state, inputs)))
 
 

@@ -25,6 +25,7 @@ import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training import hosts
 from dpoptax.training.errors import explains_missing
+from dpoptax.training.run.inputs import param_specs
 from dpoptax.users import UserTable
 
 with explains_missing(__name__, "kauldron gemma 'dpoptax[train]'"):
@@ -158,7 +159,7 @@ class PrivateTrainStep(kd.train.TrainStep):
         trained, frozen = self._split(state.params)
         shapes = jax.eval_shape(lambda x: x, state.params)
         placed = kd.sharding.with_sharding_constraint(shapes, self.sharding.params)
-        specs = _run.specs_of(self._split(placed)[0])
+        specs = param_specs(self._split(placed)[0])
         args = state.opt_state, trained, batch, state.step, frozen
         trained, opt_state = self._update(*args, rows=self.sharding.batch, specs=specs)
         params = _merge(trained, frozen)

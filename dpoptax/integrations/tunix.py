@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training.errors import explains_missing
+from dpoptax.training.run.inputs import param_specs
 from dpoptax.users import UserTable
 
 with explains_missing(__name__, "google-tunix qwix 'dpoptax[train]'"):
@@ -158,7 +159,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
     def create_train_step_fn(self) -> Callable[..., tuple[jax.Array, None, jax.Array]]:
         """Returns the private step. It returns NaN as loss and gradient norm, and no aux."""
         rows = self._rows
-        specs = _run.specs_of(nnx.as_pure(nnx.state(self.model, self.optimizer.wrt)))
+        specs = param_specs(nnx.as_pure(nnx.state(self.model, self.optimizer.wrt)))
 
         def train_step(
             model: nnx.Module, optimizer: nnx.Optimizer, inputs: _run.Inputs

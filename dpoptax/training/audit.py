@@ -1,4 +1,4 @@
-"""Audits a task by attacks on its releases and its training."""
+"""Audits a task by attacks on its releases."""
 
 import dataclasses
 import functools
@@ -10,13 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from numpy.typing import NDArray
-from scipy import stats
 
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.runs import seeded
-from dpoptax.training.canary_training import train_with_canaries
-from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.announcer import say
@@ -37,10 +34,8 @@ _Attack: TypeAlias = Callable[..., auditing.AuditResult]
 # Explanations of the bounds, by their names in the table.
 _MEANINGS = {
     "one threshold": "Clopper-Pearson bound on the errors of one test; for any mechanism",
-    "f-DP of (ε, δ)": "number of correct guesses about canaries, by the recursion of Mahloujifar "
-    "et al.; for any mechanism",
-    "f-DP of the claim": "errors or guesses against the claimed trade-off function at every noise "
-    "level; a lower bound on ε if the mechanism is of the claimed kind",
+    "f-DP of the claim": "errors against the claimed trade-off function at every noise level; a "
+    "lower bound on ε if the mechanism is of the claimed kind",
 }
 
 
@@ -74,16 +69,14 @@ def audit_task(
     seed: int = 0,
     progress: bool = False,
 ) -> list[Audited]:
-    """Attacks the training of a task and bounds its ε from below.
+    """Attacks the releases of a task and bounds its ε from below.
 
     The audits are:
 
     1. one release on a full batch, which shows the power of the attack;
     2. the same with an example found by `auditing.worst_example`, which attacks the clip;
     3. the whole run, with all noisy gradients visible;
-    4. the whole run, with only the final parameters visible;
-    5. one training of the model by the training loop, with training examples as canaries. It is
-       skipped if the unit is a user or the examples are streamed.
+    4. the whole run, with only the final parameters visible.
 
     The claim of a whole run is the smaller of two values of ε: the one stated by the plan's
     accountant and the one by privacy loss distributions. The claim of one release is the latter.
@@ -174,24 +167,14 @@ def table(rows: list[Audited]) -> str:
 
 
 def notes(rows: list[Audited]) -> list[str]:
-    """Returns notes on bounds, refuted claims and the spread over canaries."""
+    """Returns notes on bounds and refuted claims."""
     methods = dict.fromkeys(bound.method for row in rows for bound in row.result.bounds)
     lines = [f"By {method}: {_MEANINGS[method]}." for method in methods]
-    for row in rows:
-        name, found = f"{row.method}, {row.name}", row.result
-        if row.violated:
-            lines.append(f"{name}, {found.threat_model}: the claim is refuted.")
-        if found.canaries is not None:
-            area = auditing.auc(*found.canaries)
-            spread = {"n_resamples": 1000, "method": "percentile", "vectorized": False}
-            resampled = stats.bootstrap(found.canaries, auditing.auc, **spread, random_state=0)
-            low, high = resampled.confidence_interval
-            lines.append(
-                f"{name}: the attack's area under the curve is {area:.3f}, "
-                f"and {low:.3f} to {high:.3f} in 95 % of bootstrap resamples of the canaries. This "
-                "spread is not a bound."
-            )
-    return lines
+    return lines + [
+        f"{row.method}, {row.name}, {row.result.threat_model}: the claim is refuted."
+        for row in rows
+        if row.violated
+    ]
 
 
 def _claiming(task: Task) -> Task:
@@ -226,9 +209,6 @@ def _attacks(run: _Audit, trials: int) -> Iterator[tuple[str, str, _Attack]]:
     for view, transform in views.items():
         attack = functools.partial(_attack_view, run, view, transform, runs)
         yield name, f"{name}, {view}", attack
-    if run.task.users is None and streaming.in_memory(run.task.data):
-        name = f"one training on {run.task.dataset}"
-        yield name, name, functools.partial(_attack_training, run)
 
 
 def _attack_release(
@@ -250,10 +230,6 @@ def _attack_view(
     )
     result = auditing.audit(game, trials=trials, threat_model=threat_model, **claim)
     return _as_stated(result, run)
-
-
-def _attack_training(run: _Audit, **claim: Any) -> auditing.AuditResult:
-    return _as_stated(train_with_canaries(run.task, **claim), run)
 
 
 def _full_batch(run: _Audit) -> auditing.Game:

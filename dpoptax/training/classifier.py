@@ -18,7 +18,6 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
-from dpoptax.training.run.inputs import takes_key
 from dpoptax.training.run.seeds import params_key
 from dpoptax.training.task import PlainPlan, Task
 
@@ -95,7 +94,7 @@ def classification(
     frozen = variables.frozen or None
     loss = example_loss(model)
     if transform_loss is not None:
-        loss = _transformed(loss, transform_loss, has_frozen=frozen is not None)
+        loss = _transformed(loss, transform_loss)
     tokens = data.num_classes == 0
     evaluation = (_TokenEvaluation if tokens else Evaluation)(
         LabelMetrics(model, tokens), data.test, frozen=frozen
@@ -226,20 +225,14 @@ def example_loss(model: nn.Module) -> Callable[..., jax.Array]:
 def _transformed(
     loss: Callable[..., jax.Array],
     transform: Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]],
-    *,
-    has_frozen: bool,
 ) -> Callable[..., jax.Array]:
     """Returns a transformed loss, which passes frozen arrays on."""
-    if not has_frozen:
-        return transform(lambda params, example: loss(params, example))
 
-    def with_key(params: Params, example: Any, key: jax.Array, *, frozen: Params) -> jax.Array:
-        return transform(functools.partial(loss, frozen=frozen))(params, example, key)
+    @functools.wraps(transform(loss))  # `fit` reads in the signature whether it takes a key
+    def transformed(*args: Any, frozen: Params = None) -> jax.Array:
+        return transform(functools.partial(loss, frozen=frozen))(*args)
 
-    def without_key(params: Params, example: Any, *, frozen: Params) -> jax.Array:
-        return transform(functools.partial(loss, frozen=frozen))(params, example)
-
-    return with_key if takes_key(transform(loss)) else without_key
+    return transformed
 
 
 @dataclasses.dataclass(frozen=True)

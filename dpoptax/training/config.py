@@ -27,13 +27,11 @@ class Flag(NamedTuple):
         kind: Its type annotation.
         default: Its default.
         text: Its description in the docstring.
-        owner: Name of the dataclass argument that has it as a field, or None.
     """
 
     kind: Any
     default: Any
     text: str = ""
-    owner: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +82,16 @@ class Config:
             ConfigError: An argument is unknown, or the function raises an error or returns no task.
         """
         config = self.replace(**values)
+        given = {name: flag.default for name, flag in config.flags.items()}
         grouped: dict[str, Any] = {}
-        flags = config.flags
-        for name, flag in flags.items():
-            if flag.owner is None:
-                grouped[name] = flag.default
         for name, parameter in inspect.signature(self.function).parameters.items():
             if dataclasses.is_dataclass(parameter.default):
-                own = {n: f.default for n, f in flags.items() if f.owner == name}
                 shared: Any = parameter.default
+                own = {each.name: given[each.name] for each in dataclasses.fields(shared)}
                 made = functools.partial(dataclasses.replace, shared, **own)
                 grouped[name] = config._called(made)
+            else:
+                grouped[name] = given[name]
         task = config._called(lambda: self.function(**grouped))
         if not isinstance(task, Task):
             raise ConfigError(f"The config {self.name} must return a Task, got {task!r}.")
@@ -140,17 +137,11 @@ def flags_of(function: Callable[..., Any]) -> dict[str, Flag]:
                 "the command line shows. Write, for example, `epsilon: float = 3.0`."
             )
         if dataclasses.is_dataclass(default):
-            texts_of_fields = _texts(type(default).__doc__)
-            hints = typing.get_type_hints(type(default), include_extras=True)
-            found |= {
-                each.name: Flag(
-                    hints[each.name],
-                    getattr(default, each.name),
-                    texts_of_fields.get(each.name, ""),
-                    name,
-                )
-                for each in dataclasses.fields(default)
-            }
+            own = typing.get_type_hints(type(default), include_extras=True)
+            said = _texts(type(default).__doc__)
+            for each in dataclasses.fields(default):
+                value = getattr(default, each.name)
+                found[each.name] = Flag(own[each.name], value, said.get(each.name, ""))
         else:
             found[name] = Flag(kinds[name], default, texts.get(name, ""))
     return found

@@ -5,8 +5,6 @@ import difflib
 import traceback
 from collections.abc import Iterable, Iterator
 
-_SHORT = 10
-"""Up to this many names are listed even if one of them is a close match."""
 _LONG = 64
 """Longer lists of names are abbreviated."""
 
@@ -45,11 +43,8 @@ def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigE
     names = sorted(available)
     near = difflib.get_close_matches(str(value), names, n=1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
-    if near and len(names) > _SHORT:
-        allowed = "a known name"
-    elif len(names) <= _LONG:
-        allowed = f"one of {', '.join(names)}"
-    else:
+    allowed = f"one of {', '.join(names)}"
+    if len(names) > _LONG:
         allowed = f"one of {len(names)} names such as {', '.join(names[:3])}"
     subject = f"`{field}`" if field.isidentifier() else field
     return ConfigError(f"{subject} must be {allowed}, got {value!r}.{meant}")

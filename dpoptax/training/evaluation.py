@@ -75,7 +75,6 @@ class Evaluation:
             sum and its number of terms. With `frozen`, it also gets the keyword `frozen`.
         examples: The examples, arrays or records that are streamed.
         frozen: Arrays that are not trained.
-        prefix: The beginning of each name in the results.
         combine: `combine(values)` returns further metrics by name, such as an AUC, from the values
             of all examples: an array (N,) for each metric that is a number.
         score: The metric by which `dpoptax compare` and `sweep` choose. A sweep needs a mean over
@@ -98,7 +97,6 @@ class Evaluation:
         examples: streaming.Source,
         *,
         frozen: Any = None,
-        prefix: str = "test_",
         combine: Callable[[dict[str, np.ndarray]], Mapping[str, Any]] | None = None,
         score: str = "accuracy",
         score_range: tuple[float, float] = (0.0, 1.0),
@@ -111,16 +109,16 @@ class Evaluation:
             )
         self.score, self._combine = Score(score, worst, best), combine
         self.size = streaming.source_size(examples)
-        self._metrics, self._examples, self._prefix = metrics, examples, prefix
+        self.metrics, self._examples = metrics, examples
         self._frozen = {} if frozen is None else {"frozen": frozen}
         self._chunk = min(_CHUNK, self.size)  # streamed chunks are padded
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """Returns the means by name, the loss first."""
+        """Returns the means by name, such as "test_loss", the loss first."""
         means, values = self._means(params)
         if self._combine is None:
             return means
-        further = {self._prefix + name: float(x) for name, x in self._combine(values).items()}
+        further = {f"test_{name}": float(x) for name, x in self._combine(values).items()}
         if further.keys() & means.keys():  # a sweep takes the score for a mean
             raise ValueError(
                 f"`combine` must return other names than `metrics`, got {sorted(further)}."
@@ -134,7 +132,7 @@ class Evaluation:
             parts = [(self._resident, np.ones(self.size, bool))]
         # Values of several hosts may be sharded, so only their sums are read.
         keep = self._combine is not None or jax.process_count() == 1
-        how = self._metrics, self._chunk, self.score, keep
+        how = self.metrics, self._chunk, self.score, keep
         found = [(_sums(*how, params, *part, self._frozen), part[1]) for part in parts]
         sums, means = [part for (part, _), _ in found], {}
         values = {
@@ -146,21 +144,8 @@ class Evaluation:
             total, terms = (sum(map(float, column)) for column in columns)
             if metric in values:  # a sum in float32 can round by more than one example adds
                 total = float(values[metric].sum(dtype=np.float64))
-            means[self._prefix + metric] = total / max(terms, 1)
+            means[f"test_{metric}"] = total / max(terms, 1)
         return means, values
-
-    def on(self, examples: streaming.Source, *, prefix: str) -> "Evaluation":
-        """Returns the evaluation of the same metrics on other examples."""
-        score = self.score
-        return Evaluation(
-            self._metrics,
-            examples,
-            frozen=self._frozen.get("frozen"),
-            prefix=prefix,
-            combine=self._combine,
-            score=score.name,
-            score_range=(score.worst, score.best),
-        )
 
     @functools.cached_property
     def _resident(self) -> Any:
@@ -170,15 +155,12 @@ class Evaluation:
 
     def has_score(self, params: Any, *, mean: bool = False) -> bool:
         """Returns whether the score may be in the results, or whether it is a bounded mean."""
-        kinds, name = self.kinds(params), f"test_{self.score.name}"
-        if mean:
-            return kinds.get(name, False) and math.isfinite(self.score.size)
-        return name in kinds or (self._combine is not None and self._prefix == "test_")
-
-    def kinds(self, params: Any) -> dict[str, bool]:
-        """Returns the names in the results, and whether each has one term for each example."""
         found = jax.eval_shape(self._of_one, params, self._example(), self._frozen)
-        return {self._prefix + name: not isinstance(value, tuple) for name, value in found.items()}
+        known = self.score.name in found
+        if mean:  # a pair is a sum with its own number of terms
+            is_number = known and not isinstance(found[self.score.name], tuple)
+            return is_number and math.isfinite(self.score.size)
+        return known or self._combine is not None
 
     def digest(self, params: Any) -> str:
         """Returns a hash of the metrics and the examples; `params` may be shapes."""
@@ -187,7 +169,7 @@ class Evaluation:
         return digest_of([program, *arrays, repr(self.score)])
 
     def _of_one(self, params: Any, example: Any, frozen: dict[str, Any]) -> dict[str, Any]:
-        return self._metrics(params, example, **frozen)
+        return self.metrics(params, example, **frozen)
 
     def _example(self) -> Any:
         """Returns the shapes of an example."""

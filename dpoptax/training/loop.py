@@ -37,7 +37,7 @@ def train_and_evaluate(
     """
     workdir, seed = Path(workdir), seed_of(config)
     phases = Announcer(say if progress else None)
-    with phases("data"):
+    with phases("loading data"):
         task = config.task()
     key = None if seed is None else seeds.key_of(seed, options.get("generator") or "threefry")
     summary: Record = {}
@@ -50,7 +50,7 @@ def train_and_evaluate(
             versions=records.versions(),
         )
         if jax.process_index() == 0:
-            with phases("files"):
+            with phases("writing parameters and figures"):
                 _write(summary, result, workdir, secret=seed is not None)
 
     run_task(task, workdir=workdir, key=key, progress=progress, finish=finish, **options)

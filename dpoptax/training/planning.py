@@ -61,11 +61,10 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
     whole = dataclasses.replace(task, microbatch_size=task.plan.sampler.padded_size)
     program = RunProgram(whole)
     arguments = program.arguments()
-    (params, state), fed, _, frozen = arguments
+    (params, state), inputs, frozen = arguments
     flops = None
     if count_flops:
-        step = program.step()
-        lowered: Any = jax.jit(lambda state, *rest: step(*state, *rest)).lower(*arguments)
+        lowered: Any = jax.jit(program.step()).lower(*arguments)
         flops = float(lowered.cost_analysis()["flops"])
     return RunCost(
         task=task,
@@ -73,7 +72,7 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
         num_frozen=_count(frozen),
         params_bytes=_bytes((params, frozen)),
         state_bytes=_bytes(state),
-        batch_bytes=_bytes(fed.source),
+        batch_bytes=_bytes(inputs.examples),
         flops=flops,
     )
 

@@ -47,7 +47,9 @@ class FitRuns:
     def guarantee(self) -> Guarantee:
         """The guarantee of all runs together."""
         alone = dataclasses.replace(self.plan, also=())
-        return _together(self.plan, [_own_event(alone, result) for result in self.results])
+        states = [result.opt_state for result in self.results]
+        runs = [alone.continue_run(state).guarantee(state).event for state in states]
+        return _together(self.plan, runs)
 
     def __str__(self) -> str:
         rows = [f"  {name} {mean:.4g} ± {std:.2g}" for name, (mean, std) in self.metrics.items()]
@@ -60,11 +62,6 @@ class FitRuns:
                 f"All runs, also for means over runs and for the best run: {every}",
             ]
         )
-
-
-def _own_event(plan: dpoptax.PrivacyPlan, result: FitResult) -> PrivacyEvent:
-    """Returns the event of a run of a plan."""
-    return plan.continue_run(result.opt_state).guarantee(result.opt_state).event
 
 
 def _together(plan: dpoptax.PrivacyPlan, runs: Sequence[PrivacyEvent]) -> Guarantee:

@@ -32,10 +32,10 @@ def curve_rows(name: str, config: Config, seed: int) -> list[Row]:
     method, _, size = curve.rpartition("-")
     task, noise_multiplier = config.task(), config.flags["noise_multiplier"].default
     tested = cast(Evaluation, task.evaluate)
-    on_training_data = tested.on(task.data, prefix="training_")
+    on_training_data = Evaluation(tested.metrics, task.data)
 
     def evaluate(params: Any) -> dict[str, Any]:
-        return {**tested(params), "training_loss": on_training_data(params)["training_loss"]}
+        return {**tested(params), "training_loss": on_training_data(params)["test_loss"]}
 
     task = dataclasses.replace(task, evaluate=evaluate)
     result = run_task(task, key=seeds.key_of(seed, "threefry"), progress=False)

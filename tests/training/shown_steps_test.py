@@ -103,7 +103,7 @@ class TestSavesBeforeShowing:
         train(tmp_path, steps=3, progress=True)
         assert f"dpoptax: continues the run in {tmp_path} after step 2" in capsys.readouterr().err
         train(tmp_path, steps=3, progress=True)
-        assert f"the run in {tmp_path} has taken all 3 steps" in capsys.readouterr().err
+        assert f"the run in {tmp_path} after step 3 of 3" in capsys.readouterr().err
 
 
 def weighted(weights):

@@ -16,9 +16,9 @@ def test_reports_slow_phases_once(monkeypatch):
     lines = []
     measured = announcer.Announcer(lines.append)
     for _ in range(2):
-        with measured("data"):
+        with measured("loading data"):
             time.sleep(0.2)
-    with measured("accounting"):
+    with measured("compiling"):
         pass
     time.sleep(0.1)
     assert lines == ["loading data ..."]

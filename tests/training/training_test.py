@@ -165,10 +165,7 @@ def test_progress_bar_shows_metrics_of_resumed_run(bars, tmp_path):
 def test_unknown_name_suggests_nearest_known_name():
     names = [f"mnist/eps-{e}/cnn/{m}" for e in range(1, 50) for m in ("pmlf", "disk")]
     near = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
-    assert near == (
-        "`config` must be a known name, got 'mnist/eps-1/cnn/pml'. "
-        "Did you mean 'mnist/eps-1/cnn/pmlf'?"
-    )
+    assert near.endswith("got 'mnist/eps-1/cnn/pml'. Did you mean 'mnist/eps-1/cnn/pmlf'?")
     far = str(unknown_name("config", "x", names))
     assert "one of 98 names such as mnist/eps-1/cnn/disk, " in far
     assert len(far) < 150
@@ -247,11 +244,10 @@ def test_only_the_owner_can_read_a_summary_with_a_seed(tmp_path, seed, monkeypat
 
 def test_seeds_and_learning_rates_share_one_executable():
     run(TINY)
-    before = step._compile.cache_info()
+    before = set(step._COMPILED)
     for seed, rate in ((0, 1.0), (1, 1.0), (1, 0.5)):
         run(tiny(seed=seed, learning_rate=rate))
-    after = step._compile.cache_info()
-    assert (after.hits - before.hits, after.misses - before.misses) == (3, 0)
+    assert set(step._COMPILED) == before
 
 
 def test_run_with_infinite_epsilon_is_not_private():

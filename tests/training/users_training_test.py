@@ -162,6 +162,6 @@ def test_refuses_users_in_sweeps_and_mixed_units(tmp_path):
 
 @pytest.mark.slow
 def test_comparison_states_unit_of_users(tmp_path):
-    comparison = Comparison(tmp_path, seeds=1, factors=(1.0,), processes=1)
+    comparison = Comparison(tmp_path, seeds=1, factors=(1.0,))
     found = compare({"a": CONFIG.replace(epsilon=8.0)}, comparison, progress=False)
     assert "The unit of ε is a user with all of its examples." in found.notes

@@ -113,7 +113,7 @@ def _plan(arguments: list[str]) -> int:
         prog=f"dpoptax plan {paths[0]}",
         description=f"Compute the cost of {paths[0]}. Every argument of it is an option.",
     )
-    with Announcer(say)("plan"):
+    with Announcer(say)("computing the cost of the run"):
         cost = planning.plan_run(config.task())
     print(planning.text(name, cost))
     return 0
@@ -126,7 +126,8 @@ def _price(options: list[str]) -> int:
         PriceArguments,
         args=options,
         prog="dpoptax plan",
-        description="Compute the noise, or ε, of a run from its numbers, without a config.",
+        description="Compute the noise, or ε, of a run from its numbers. `dpoptax plan CONFIG "
+        "--help` and `dpoptax plan --suggest --help` list other options.",
     ).plan()
     print(plan)
     print(f"  attacks  {planning.attacks_text(plan.guarantee())}")
@@ -158,15 +159,9 @@ def _suggest(paths: list[str], options: list[str]) -> int:
     )
     examples = given.examples
     if given.flops is not None:
-        if given.params is not None:
-            cost = 6 * given.params * given.tokens
-        elif paths:
-            cost = (planning.plan_run(task).flops or 0.0) / plan.sampler.padded_size
-        else:
-            raise ConfigError(
-                "`--flops` needs the operations for one example. Pass --params and --tokens, or a "
-                "config."
-            )
+        if not paths:
+            raise ConfigError("`--flops` needs a config, whose operations for an example count.")
+        cost = (planning.plan_run(task).flops or 0.0) / plan.sampler.padded_size
         examples = given.flops / cost
     if examples is None:
         raise ConfigError(

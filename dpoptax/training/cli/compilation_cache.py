@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 import platform
 import warnings
 from typing import Any
@@ -40,7 +39,6 @@ def keep_programs() -> None:
         )
         return
     settings.update(_FOLDER, str(folder))
-    os.environ[_FOLDER.upper()] = str(folder)  # for worker processes
 
 
 def _machine() -> str:

@@ -10,46 +10,27 @@ from dpoptax.training.cli import compilation_cache
 from dpoptax.training.errors import unknown_name
 
 # Commands with options that depend on the config. Their help without a config lists none.
-_CONFIG_FIRST = ("train", "plan", "audit")
+_CONFIG_FIRST = ("train", "audit")
 # Packages that commands need and `import dpoptax` does not.
 _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 
+# The arguments and the results of commands.
 _COMMANDS = {
-    "train": """\
-  train CONFIG --workdir DIR [--NAME VALUE ...]
-        trains one run; CONFIG is a Python file with a function that returns a
-        Task, FILE:NAME for one of several, or an installed name such as
-        `digits`; the arguments of the function are options""",
-    "configs": """\
-  configs
-        lists the names of installed configs""",
-    "plan": """\
-  plan CONFIG [--NAME VALUE ...]
-        computes noise, ε, power of attacks, memory and FLOPs of the run without
-        training; several runs give a table
-  plan --dataset-size N --batch-size B --epochs E --epsilon ε --delta δ
-        computes the noise of a run from its numbers alone
-  plan [CONFIG] --suggest [--examples E | --flops F]
-        suggests batch size, steps and noise for a compute budget""",
-    "compare": """\
-  compare CONFIG... --workdir DIR [--seeds N] [--epsilon E]
-          [--factors F...] [--set NAME=VALUE...]
-        trains several configs at one ε and writes a table and a figure""",
-    "sweep": """\
-  sweep CONFIG... --workdir DIR
-          --grid NAME=V,V... | --random NAME=log:LOW:HIGH... --trials N
-        trains many settings and keeps the best; its ε covers the choice""",
-    "audit": """\
-  audit CONFIG... [--trials N] [--confidence C] [--NAME VALUE ...]
-        attacks the training of each CONFIG and lists the claimed ε and lower
-        bounds on it; exit code 1 if a bound exceeds the claim""",
+    "train": ("CONFIG --workdir DIR", "trains one run"),
+    "configs": ("", "lists the names of installed configs"),
+    "plan": ("[CONFIG]", "computes noise, ε and cost of a run"),
+    "compare": ("CONFIG... --workdir DIR", "compares configs at one ε"),
+    "sweep": ("CONFIG... --workdir DIR", "tries settings; its ε covers the choice"),
+    "audit": ("CONFIG...", "attacks the claimed ε"),
 }
 
-_LISTED = "\n".join(_COMMANDS.values())
+_LISTED = "\n".join(f"  {f'{name} {a}':33} {what}" for name, (a, what) in _COMMANDS.items())
 _USAGE = f"""\
 usage: dpoptax COMMAND ...
 
-Differentially private training in JAX.
+Differentially private training in JAX. A CONFIG is a Python file with a
+function that returns a Task, FILE:NAME for one of several, or an installed
+name such as `digits`. The arguments of the function are options.
 
 commands:
 {_LISTED}
@@ -114,7 +95,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     command, *rest = arguments
     if command in _CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
-        print(f"usage: dpoptax {_COMMANDS[command].strip()}\n")
+        print(f"usage: dpoptax {command} {_COMMANDS[command][0]} ...\n")
         print(
             f"The arguments of the config are options. List them: dpoptax {command} CONFIG --help"
         )

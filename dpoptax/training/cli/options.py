@@ -115,15 +115,9 @@ class PriceArguments:
             "fixed_size": dpoptax.sampling.FixedSizeSampler,
             "balls_in_bins": dpoptax.sampling.RandomAllocationSampler,
         }
-        return dpoptax.PrivacyPlan(
-            dataset_size=self.dataset_size,
-            batch_size=self.batch_size,
-            steps=self._number_of_steps(),
-            epsilon=self.epsilon,
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            sampler=samplers[self.sampling],
-        )
+        given = vars(self) | {"steps": self._number_of_steps()}
+        del given["epochs"]
+        return dpoptax.PrivacyPlan(sampler=samplers[given.pop("sampling")], **given)
 
     def _number_of_steps(self) -> int:
         records.check_count("batch_size", self.batch_size)
@@ -149,12 +143,7 @@ class SuggestArguments:
     examples: float | None = None
     """Compute budget in examples, batch size times steps; by default the config's."""
     flops: float | None = None
-    """Compute budget in floating-point operations, instead of examples."""
-    params: float | None = None
-    """Number of parameters of a transformer, with 6 operations per parameter and token; by default,
-    the operations of the config's traced step count."""
-    tokens: float = 1
-    """Number of tokens per example, for --params."""
+    """Compute budget in floating-point operations, as counted in the config's traced step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

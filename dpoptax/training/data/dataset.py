@@ -52,18 +52,18 @@ class Dataset:
         """Number of training examples."""
         return streaming.source_size(self.train)
 
-    def for_selection(self, stride: int = 5) -> "Dataset":
-        """Returns the training split with one of every `stride` examples as test split.
+    def for_selection(self) -> "Dataset":
+        """Returns the training split with one of every five examples as test split.
 
         Choices such as a learning rate then do not use the real test split. A fixed random draw
         selects the example, because classes may alternate in a file. The draw depends only on the
         position. If the data set is `mixed`, the last example is selected. A user may own examples
         of both parts.
         """
-        firsts = stride * np.arange(self.train_size // stride)
-        drawn = np.random.default_rng(0).integers(stride, size=len(firsts))
+        firsts = 5 * np.arange(self.train_size // 5)
+        drawn = np.random.default_rng(0).integers(5, size=len(firsts))
         held_out = np.zeros(self.train_size, bool)
-        held_out[firsts + (stride - 1 if self.mixed else drawn)] = True
+        held_out[firsts + (4 if self.mixed else drawn)] = True
         return dataclasses.replace(
             self,
             train=self._part_of_train(~held_out),

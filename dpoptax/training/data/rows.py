@@ -9,8 +9,6 @@ import numpy as np
 
 Path: TypeAlias = tuple[Any, ...]
 
-# The shapes of values without a shape.
-_NOTHING = "None"
 _RAGGED = "a ragged list"
 
 
@@ -80,28 +78,15 @@ def _describe_misfit(records: Sequence[Any], indices: np.ndarray, path: Path) ->
     for index, record in zip(indices, records, strict=True):
         found = _shapes(record)
         for place in first | found:
-            a, b = first.get(place), found.get(place)
+            a, b = first.get(place, "nothing"), found.get(place, "nothing")
             if a != b or a == _RAGGED:
-                rows = {indices[0]: a, index: b}
-                return f"{_name((*path, *place))} must {_describe_difference(rows)}"
+                return (
+                    f"{_name((*path, *place))} must have the same shape in all rows, got {a} in "
+                    f"row {indices[0]} and {b} in row {index}. Pad or cut the rows to one length, "
+                    "and ignore the padding in the loss. Replace missing values by a rule that "
+                    "looks at one example at a time, or remove the column."
+                )
     return ""
-
-
-def _describe_difference(shapes: dict[int, str | None]) -> str:
-    """Describes how the shapes in two rows differ, as the end of a message."""
-    for row, shape in shapes.items():
-        if shape is None:
-            return f"be in all rows, but row {row} lacks it. Add it to all rows, or remove it."
-        if shape == _NOTHING:
-            return (
-                f"have a value in all rows, but row {row} holds None. Replace it by a rule that "
-                "looks at one example at a time, or remove the column."
-            )
-    got = " and ".join(f"{shape} in row {row}" for row, shape in shapes.items())
-    return (
-        f"have the same shape in all rows, got {got}. Pad or cut the rows to one length, and "
-        "ignore the padding in the loss."
-    )
 
 
 def _shapes(record: Any) -> dict[Path, str]:
@@ -109,7 +94,7 @@ def _shapes(record: Any) -> dict[Path, str]:
 
     def shape(leaf: Any) -> str:
         try:
-            return _NOTHING if leaf is None else str(np.shape(leaf))
+            return "None" if leaf is None else str(np.shape(leaf))
         except ValueError:
             return _RAGGED
 

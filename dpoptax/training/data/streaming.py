@@ -53,17 +53,26 @@ def _is_array(column: Any) -> bool:
 def read(source: Source, indices: np.ndarray) -> Any:
     """Reads the records at `indices` and stacks them to leaves (*indices.shape, ...).
 
+    Records of JAX arrays stay on the device.
+
     Raises:
         TypeError: A column does not hold numbers.
         ValueError: Records differ in columns or shapes.
     """
 
     def rows(path: tuple[Any, ...], column: Any) -> Any:
-        if _is_array(column):
+        if isinstance(column, jax.Array):
+            return _gathered(column, indices)
+        if isinstance(column, np.ndarray):
             return np.asarray(column[indices])
         return read_rows(column, indices, path)
 
     return jax.tree_util.tree_map_with_path(rows, source, is_leaf=_is_column)
+
+
+@jax.jit
+def _gathered(column: jax.Array, indices: np.ndarray) -> jax.Array:
+    return column[indices]
 
 
 def spread(size: int) -> np.ndarray:

@@ -10,23 +10,11 @@ from tqdm import tqdm
 PATIENCE = 1.0
 """Seconds after which a phase is announced."""
 
-_SAYS = {
-    "data": "loading data",
-    "accounting": "computing noise and ε",
-    "init": "initializing parameters and optimizer",
-    "compile": "compiling the training step",
-    "evaluation": "evaluating",
-    "checkpoints": "waiting for a checkpoint",
-    "plan": "computing the cost of the run",
-    "files": "writing parameters and figures",
-}
-"""Messages by phase."""
-
 
 class Announcer:
     """Announces each slow phase of a run once.
 
-    A phase is a context: `with phases("data"): ...`. It is announced after `PATIENCE` seconds.
+    A phase is a context: `with phases("loading data"):`. It is announced after `PATIENCE` seconds.
     """
 
     def __init__(self, say: Callable[[str], object] | None = None) -> None:
@@ -52,7 +40,7 @@ class Announcer:
 
     def _announce(self, name: str) -> None:
         self._said.add(name)
-        self.announce(f"{_SAYS[name]} ...")
+        self.announce(f"{name} ...")
 
 
 def say(text: str) -> None:

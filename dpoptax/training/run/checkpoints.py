@@ -1,7 +1,7 @@
 """Saves and restores atomic checkpoints of a run.
 
 A checkpoint contains parameters, optimizer state with ledger and noise key, the sampler with its
-seed, the config and the metrics so far. Orbax writes it in the background and renames it when it is
+seed, and the identity of the run. Orbax writes it in the background and renames it when it is
 complete. Anyone with a checkpoint can subtract the noise, so only the owner can read the directory.
 
 Small arrays are stored as text in the JSON record, because a checkpoint with one file takes a

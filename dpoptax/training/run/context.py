@@ -28,7 +28,6 @@ class Context:
         begun: The record of the run in the folder, or None for a new run.
         observe: Called with each record.
         progress: Whether to show a progress bar.
-        shown: The last step whose record an earlier start has shown.
         earlier: The records in metrics.jsonl that earlier starts have shown, by step.
     """
 
@@ -37,7 +36,6 @@ class Context:
     begun: Record | None = None
     observe: Callable[[Record], object] = lambda record: None
     progress: bool = False
-    shown: int = 0
     earlier: Mapping[int, Record] = dataclasses.field(default_factory=dict)
 
 
@@ -48,8 +46,6 @@ def open_context(
     *,
     log: Log = None,
     progress: bool = False,
-    exact: bool = False,
-    private: bool = True,
 ) -> Iterator[Context]:
     """Opens the folder and the logs of a run.
 
@@ -58,27 +54,24 @@ def open_context(
         phases: As for `Context`.
         log: Another destination of records.
         progress: As for `Context`.
-        exact: Whether repeated steps must reproduce the metrics that were shown.
-        private: Whether the run has a guarantee, so that shown steps count as releases.
 
     Raises:
         TypeError: `log` has another type.
         CheckpointError: The folder cannot be used.
     """
-    checkpoints, begun, earlier, shown = None, None, dict[int, Record](), 0
+    checkpoints, begun, earlier = None, None, dict[int, Record]()
     sinks: list[Callable[[Record], object]] = []
     with contextlib.ExitStack() as stack:
         if workdir is not None:
             checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints"))
-            with phases("checkpoints"):
+            with phases("waiting for a checkpoint"):
                 begun = resume.begun(checkpoints, workdir)
             metrics = workdir / resume.METRICS
             earlier = resume.shown_records(metrics)
-            shown = max(earlier, default=0) if private else 0
-            sinks.append(stack.enter_context(metrics_file(metrics, shown)))
+            sinks.append(_file_sink(metrics, earlier, stack))
         if isinstance(log, str | Path):
             Path(log).parent.mkdir(parents=True, exist_ok=True)
-            sinks.append(stack.enter_context(metrics_file(Path(log))))
+            sinks.append(_file_sink(Path(log), {}, stack))
         elif isinstance(log, list):
             sinks.append(log.append)
         elif callable(log):
@@ -86,41 +79,30 @@ def open_context(
         elif log is not None:
             raise TypeError(f"`log` must be a list, a path or a function, got {log!r}.")
 
-        def write(record: Record) -> None:
+        def observe(record: Record) -> None:
             for sink in sinks if jax.process_index() == 0 else ():
                 sink(dict(record))
 
-        observe: Callable[[Record], object] = write
-        if exact and earlier:
-            observe = resume.as_shown(write, earlier)
-        yield Context(phases, checkpoints, begun, observe, progress, shown, earlier)
+        yield Context(phases, checkpoints, begun, observe, progress, earlier)
 
 
-@contextlib.contextmanager
-def metrics_file(path: Path, shown: int = 0) -> Iterator[Callable[[Record], object]]:
-    """Yields a function that writes records to a file.
+def _file_sink(
+    path: Path, known: Mapping[int, Record], stack: contextlib.ExitStack
+) -> Callable[[Record], object]:
+    """Returns a function that writes new records to a file, after the known ones by step.
 
-    The records up to step `shown` replace the file atomically. Until then, the old file documents
-    the steps that an earlier start has shown.
+    The file does not change before the first new record.
     """
-    with contextlib.ExitStack() as stack:
-        file: TextIO | None = None
-        held = ""
+    file: TextIO | None = None
 
-        def observe(record: Record) -> None:
-            nonlocal file, held
-            held += records.to_json(record) + "\n"
-            if record["step"] < shown:
-                return
-            if file is None:
-                partial = path.with_suffix(".partial")
-                opened = open(partial, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-                file = stack.enter_context(opened)
-                file.write(held)
-                file.flush()
-                partial.replace(path)
-            else:
-                file.write(held)
-            held = ""
+    def write(record: Record) -> None:
+        nonlocal file
+        if record["step"] in known:
+            return
+        if file is None:  # a killed run may have left a part of a line
+            begun = "".join(records.to_json(each) + "\n" for each in known.values())
+            records.write_text(path, begun)
+            file = stack.enter_context(path.open("a", encoding="utf-8", buffering=1))
+        file.write(records.to_json(record) + "\n")
 
-        yield observe
+    return write

@@ -1,9 +1,8 @@
 """Feeds the batches that a sampler draws to the device."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,69 +11,89 @@ from jax.sharding import PartitionSpec as P
 
 from dpoptax.runs import draw, read_batch
 from dpoptax.sampling import Sampler
+from dpoptax.training import hosts
 from dpoptax.training.data import streaming
 from dpoptax.users import UserTable
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Fed:
-    """The batch of a step: its examples, or their rows in data on the device.
+class Inputs(NamedTuple):
+    """Holds the arrays that a compiled step gets. Losses without randomness get no ids and key.
 
     Attributes:
-        source: Leaves (B, ...), for users (B, R, ...) with the mask of rows; with `rows`, the data.
-        indices: Indices of the records or users, int32, (B,).
-        rows: Indices into the data, int32, (B,), or (B, R) for users. None: `source` is the batch.
-        rows_mask: With `rows`, the mask of the rows of users, (B, R). None for records.
+        examples: Leaves (B, ...); for users, the pair of leaves (B, R, ...) and the mask (B, R) of
+            their records.
+        mask: False for padding, (B,).
+        ids: Numbers of the records or users, (B,).
+        key: The key of the step.
     """
 
-    source: Any
-    indices: Any
-    rows: Any = None
-    rows_mask: Any = None
-
-    def examples(self) -> Any:
-        """Returns leaves (B, ...), or for users (B, R, ...) with the mask of rows."""
-        if self.rows is None:
-            return self.source
-        found = jax.tree.map(lambda values: values[self.rows], self.source)
-        return found if self.rows_mask is None else (found, self.rows_mask)
+    examples: Any
+    mask: Any
+    ids: Any = None
+    key: Any = None
 
 
-def batch_shapes(columns: Any, size: int, users: UserTable | None) -> Any:
-    """Returns shapes and types of `size` drawn records or users, from columns or their shapes."""
+def inputs_of(
+    step: int,
+    examples: Any,
+    mask: Any,
+    ids: Any,
+    secret: jax.Array | None,
+    sharding: NamedSharding | None,
+) -> Inputs:
+    """Returns the inputs of a step from its batch.
+
+    `secret` is the key of losses with randomness, and `sharding` that of the batch.
+    """
+    if secret is None:
+        return Inputs(examples, mask)
+    key = jax.random.fold_in(secret, step)
+    if sharding is not None:
+        key = hosts.place(key, NamedSharding(sharding.mesh, P()))
+    return Inputs(examples, mask, ids, key)
+
+
+def input_shapes(columns: Any, size: int, users: UserTable | None, *, random: bool) -> Inputs:
+    """Returns the shapes and types of inputs with `size` drawn records or users.
+
+    `columns` are those of the data, or their shapes, and `random` is whether the loss gets a key.
+    """
     lead = (size,) if users is None else (size, users.records_per_user)
 
-    def drawn(x: Any) -> jax.ShapeDtypeStruct:
-        kind = jax.dtypes.canonicalize_dtype(x.dtype)
-        return jax.ShapeDtypeStruct((*lead, *x.shape[1:]), kind)
+    def drawn(shape: tuple[int, ...], kind: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(kind))
 
-    batch = jax.tree.map(drawn, columns)
-    return batch if users is None else (batch, jax.ShapeDtypeStruct(lead, np.bool_))
+    examples = jax.tree.map(lambda x: drawn((*lead, *x.shape[1:]), x.dtype), columns)
+    if users is not None:
+        examples = examples, drawn(lead, np.bool_)
+    inputs = Inputs(examples, drawn((size,), np.bool_))
+    if not random:
+        return inputs
+    key = jax.eval_shape(jax.random.key, 0)
+    return inputs._replace(ids=drawn((size,), np.int64), key=key)
 
 
 def feed(
-    sampler: Sampler, source: streaming.Source, mesh: Mesh | None, users: UserTable | None
-) -> Callable[[int], tuple[Fed, Any]]:
-    """Returns a function from a step to its batch and mask.
+    sampler: Sampler,
+    source: streaming.Source,
+    mesh: Mesh | None,
+    users: UserTable | None,
+    secret: jax.Array | None,
+) -> Callable[[int], Inputs]:
+    """Returns a function from a step to its inputs.
 
     Args:
         sampler: Draws the records, or the users.
-        source: The records. If all columns are arrays on the only device, the compiled step
-            gathers the rows.
+        source: The records.
         mesh: Devices along an axis "data" that share each batch. None: one device.
         users: The records of each user. None: the sampler draws records.
+        secret: The key of losses with randomness. None: the loss has none.
     """
-    on_device = all(isinstance(x, jax.Array) for x in streaming.columns(source))
     sharding = None if mesh is None else NamedSharding(mesh, P("data"))
+    read = functools.partial(streaming.read, source)
 
-    def load(step: int) -> tuple[Fed, Any]:
-        rows, mask, ids, known = draw(sampler, users, step)
-        ids = ids.astype(np.int32)
-        if on_device and mesh is None:
-            return Fed(source, ids, rows.astype(np.int32), known), mask
-        read = functools.partial(streaming.read, source)
-        batch, mask, ids = read_batch(read, (rows, mask, ids, known), sharding)
-        return Fed(batch, ids), mask
+    def load(step: int) -> Inputs:
+        batch = read_batch(read, draw(sampler, users, step), sharding)
+        return inputs_of(step, *batch, secret, sharding)
 
     return load

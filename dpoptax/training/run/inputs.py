@@ -1,8 +1,6 @@
 """Checks the arguments of `dpoptax.training.fit` and moves arrays to devices."""
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -49,7 +47,7 @@ def check_plain(noiseless: bool, loss_fn: Any, grad_fn: Any, budget: float | Non
     for name, value in inputs.items():
         if value is not None:
             raise ValueError(f"`{name}` must be None under a `PlainPlan`, got {value!r}.")
-    if noiseless and takes_key(loss_fn):
+    if noiseless and len(required("loss_fn", loss_fn)) > 2:
         raise ValueError(
             "`loss_fn` must not take a key for training without privacy. Remove the key, or use a "
             "`PrivacyPlan`."
@@ -134,26 +132,7 @@ def param_specs(params: Any) -> Any:
     placed = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)]
     if all(sharding is None or sharding.is_fully_replicated for sharding in placed):
         return None
-    return jax.tree.map(lambda leaf: leaf.sharding.spec, params)
-
-
-@contextlib.contextmanager
-def explains_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Iterator[None]:
-    """Adds a remedy to an error of the optimizer that does not come from the run."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    try:
-        yield
-    except (AttributeError, TypeError) as error:
-        try:
-            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), shapes)
-        except (AttributeError, TypeError):
-            error.add_note(
-                "`optimizer` must work as `optimizer.update(gradients, state, params)`. Optimizers "
-                "that need the loss, such as `optax.lbfgs` and `reduce_on_plateau`, would read "
-                "private data. `optax.lookahead` has its own parameters and needs your own loop, "
-                "with `optax.lookahead(optax.chain(noise, optimizer), …)`."
-            )
-        raise
+    return jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), params)
 
 
 @jax.jit
@@ -192,47 +171,27 @@ def checked_data(
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
 
 
-def takes_key(loss_fn: Callable[..., Any] | None) -> bool:
-    """Returns whether a loss requires a third positional argument.
+_FUNCTIONS = {
+    "loss_fn": "the loss of one example",
+    "evaluate": "a function of the parameters",
+    "grad_fn": "a function from `dpoptax.clipped_grad`",
+}
+
+
+def required(name: str, function: Any) -> list[str]:
+    """Returns the names of the required arguments of a function, except `frozen`.
+
+    A third one of `loss_fn` is a key, and a second one of `evaluate` the state of the optimizer.
 
     Raises:
-        TypeError: `loss_fn` is not a function.
+        TypeError: It is not a function.
     """
-    if not callable(loss_fn):
-        raise TypeError(f"`loss_fn` must be the loss of one example, got {loss_fn!r}.")
-    return _required(loss_fn) > 2
-
-
-def takes_state(evaluate: Callable[..., Any]) -> bool:
-    """Returns whether `evaluate` requires the state of the optimizer next to the parameters.
-
-    Raises:
-        TypeError: `evaluate` is not a function.
-    """
-    if not callable(evaluate):
-        raise TypeError(f"`evaluate` must be a function of the parameters, got {evaluate!r}.")
-    return _required(evaluate) > 1
-
-
-def requires_key(grad_fn: Callable[..., Any]) -> bool:
-    """Returns whether a given gradient requires the keyword `key`.
-
-    Raises:
-        TypeError: `grad_fn` is not a function.
-    """
-    if not callable(grad_fn):
-        raise TypeError(
-            f"`grad_fn` must be a function from `dpoptax.clipped_grad`, got {grad_fn!r}."
-        )
-    key = inspect.signature(grad_fn).parameters.get("key")
-    return key is not None and key.default is key.empty
-
-
-def _required(function: Callable[..., Any]) -> int:
-    """Returns the number of required positional arguments, except `frozen`."""
-    return sum(
-        parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and name != "frozen"
-        for name, parameter in inspect.signature(function).parameters.items()
-    )
+    if not callable(function):
+        raise TypeError(f"`{name}` must be {_FUNCTIONS[name]}, got {function!r}.")
+    return [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and each.name != "frozen"
+    ]

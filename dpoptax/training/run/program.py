@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +18,13 @@ from dpoptax.runs import (
     digest_of,
     draws_of,
     key_of_words,
+    noise_key_of,
     noise_of,
     noise_stage,
     sampler_of,
     seeded,
     settings,
+    traced,
     tree_digest,
     words_of,
 )
@@ -30,12 +32,12 @@ from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.feeding import Fed, batch_shapes
+from dpoptax.training.run.feeding import Inputs, feed, input_shapes
 from dpoptax.training.run.step import (
-    TrainingStep,
+    Step,
+    make_step,
     on_one_device,
     optimizer_digest,
-    program_digest,
 )
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
@@ -63,8 +65,8 @@ class RunProgram:
         """Whether the loss takes a key."""
         task = self.task
         if task.grad_fn is not None:
-            return inputs.requires_key(task.grad_fn)
-        return inputs.takes_key(task.loss_fn)
+            return "key" in inputs.required("grad_fn", task.grad_fn)
+        return len(inputs.required("loss_fn", task.loss_fn)) > 2
 
     def noise(self) -> optax.GradientTransformation | None:
         """Returns the noise stage, or None without noise."""
@@ -73,26 +75,21 @@ class RunProgram:
             return None if plan.noise is None else plan.noise(self.key)
         return noise_stage(plan, self.key, self.task.applied_clip)
 
-    def following(self) -> list[optax.GradientTransformation]:
-        """Returns the transforms after the noise."""
-        keys = [seeds.step_keys(seeds.random_key(self.key))] if self.random else []
-        return [*keys, self.task.optimizer]
-
     def chain(self) -> optax.GradientTransformation:
         """Returns the whole chain."""
         noise = self.noise()
-        return optax.chain(*([] if noise is None else [noise]), *self.following())
+        return optax.chain(*([] if noise is None else [noise]), self.task.optimizer)
 
     def first_state(self, params: Any, key: jax.Array | None = None) -> Any:
         """Returns the initial state of the chain on the devices, or of that of another key."""
         program = self if key is None else dataclasses.replace(self, key=key)
         return inputs.on_devices("optimizer", program.chain().init(params), self.mesh)
 
-    def step(self) -> TrainingStep:
+    def step(self) -> Step:
         """Returns the training step."""
         # Programs are kept for other runs, and must not keep data.
         task = dataclasses.replace(self.task, data=None, frozen=None, evaluate=None)
-        return TrainingStep(task, self.chain())
+        return make_step(task, self.chain(), self.mesh)
 
     def sampler(self, opt_state: Any) -> Sampler:
         """Returns the sampler of the run with this optimizer state, with its seed."""
@@ -101,10 +98,18 @@ class RunProgram:
             return seeded(plan.sampler, self.key)
         return sampler_of(plan, opt_state)
 
+    def feed(self, opt_state: Any) -> Callable[[int], Inputs]:
+        """Returns the inputs of the steps of the run with this optimizer state."""
+        task, key = self.task, self.key
+        if not isinstance(task.plan, PlainPlan):
+            key = noise_key_of(opt_state)
+        secret = seeds.random_key(key) if self.random else None
+        return feed(self.sampler(opt_state), task.data, self.mesh, task.users, secret)
+
     def shown(self, params: Any, opt_state: Any) -> tuple[Any, ...]:
         """Returns the arguments of `evaluate`."""
         evaluate = self.task.evaluate
-        if evaluate is not None and inputs.takes_state(evaluate):
+        if evaluate is not None and len(inputs.required("evaluate", evaluate)) > 1:
             return params, opt_state[-1]  # not the noise, with its key
         return (averaged(params, opt_state),)
 
@@ -138,7 +143,8 @@ class RunProgram:
 
     def _program(self, args: Any) -> dict[str, Any]:
         """Returns the data, the optimizer and the program of the gradient."""
-        task, mesh, step = self.task, self.mesh, self.step()
+        task, mesh = self.task, self.mesh
+        whole = make_step(dataclasses.replace(task, params=None), self.chain(), None)
         found = {
             **data_of(task.data, task.frozen, whole=False),
             "`optimizer`": Hidden(optimizer_digest(task.optimizer, args[0][0])),
@@ -149,12 +155,12 @@ class RunProgram:
                 **found,
                 "`clip`": clip if isinstance(clip, int | float) else repr(clip),
                 "`microbatch_size`": task.microbatch_size,
-                _DIGEST.format("loss_fn"): Hidden(program_digest(step, args)),
+                _DIGEST.format("loss_fn"): Hidden(digest_of(traced(whole, *args))),
             }
         if mesh is not None:  # the mesh is part of `grad_fn`, so its devices share the rows
             shared = mesh.shape["data"]
-            args = on_one_device(args, -(-len(args[2]) // shared) * shared)
-        return {**found, _DIGEST.format("grad_fn"): Hidden(program_digest(step, args))}
+            args = on_one_device(args, -(-len(args[1].mask) // shared) * shared)
+        return {**found, _DIGEST.format("grad_fn"): Hidden(digest_of(traced(whole, *args)))}
 
     def identity_of_any_run(self) -> RunIdentity:
         """Returns the part of the identity that all runs of the task share."""
@@ -175,10 +181,8 @@ class RunProgram:
         example = task.data
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(example)):
             example = streaming.read(task.data, np.zeros(1, np.int64))
-        batch = batch_shapes(example, rows, task.users)
-        indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (np.int32, np.bool_))
-        frozen = jax.eval_shape(lambda x: x, task.frozen)
-        return state, Fed(batch, indices), mask, frozen
+        inputs = input_shapes(example, rows, task.users, random=self.random)
+        return state, inputs, jax.eval_shape(lambda x: x, task.frozen)
 
 
 def noise_values(plan: dpoptax.PrivacyPlan | PlainPlan, key: jax.Array) -> Mapping[str, Any]:

@@ -1,9 +1,8 @@
 """Reads the folder of a run, and checks that the run may resume there."""
 
 import contextlib
-import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ METRICS = "metrics.jsonl"
 
 # Up to this number of devices, the margin for rounding is the same (docs/developers/bound.md).
 _FEW = 8
-
-
-def ledgers(opt_state: Any) -> list[dict[str, Any]]:
-    """Returns the ledgers of an optimizer state as JSON values."""
-    return [
-        records.plain({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
-        for ledger in dpoptax.ledgers(opt_state)
-    ]
 
 
 def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
@@ -57,70 +48,21 @@ def check_continues(
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
-    """Reads the records of earlier starts of the run, by step."""
-    if not metrics.exists():
-        return {}
-    lines = metrics.read_text(encoding="utf-8").splitlines()
+    """Reads the records that earlier starts of the run have shown, by step.
+
+    Raises:
+        CheckpointError: Hosts see other records. They would not evaluate together.
+    """
     found = {}
-    for line in lines:
+    for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else ():
         with contextlib.suppress(ValueError):  # a killed run may leave a part of a line
             record = json.loads(line)
             found[record["step"]] = record
+    if differing({"records": repr(found)}):
+        raise CheckpointError(
+            f"All hosts must see the same {metrics}. Use a workdir on a disk that they share."
+        )
     return found
-
-
-def with_shown(
-    history: list[dict[str, Any]], step: int, shown: Mapping[int, dict[str, Any]]
-) -> tuple[dict[str, Any], ...]:
-    """Adds the record of a checkpoint's step, which was shown after the checkpoint was complete.
-
-    Args:
-        history: The records in the checkpoint.
-        step: The step of the checkpoint.
-        shown: The records of earlier starts by step.
-    """
-    last, known = history[-1]["step"] if history else -1, step in shown
-    # Hosts evaluate together or not at all.
-    if last < step and not differing({"known": repr(known)}) and known:
-        return (*history, shown[step])
-    return tuple(history)
-
-
-def as_shown(
-    observe: Callable[[dict[str, Any]], object], earlier: dict[int, dict[str, Any]]
-) -> Callable[[dict[str, Any]], object]:
-    """Wraps `observe` to check that records equal earlier ones bit for bit.
-
-    A repeated step has the same noise. If its sum is rounded differently, because of other compiler
-    flags, another processor or kernels without a fixed order, the difference of both results
-    reveals data without noise. Each step that was shown must therefore be shown again before later
-    steps.
-    """
-    passed = -1
-
-    def checked(record: dict[str, Any]) -> object:
-        nonlocal passed
-        left_out = [step for step in earlier if passed < step < record["step"]]
-        if left_out:
-            raise ConfigError(
-                f"`eval_every` must divide {left_out[0]}, because the metrics of this step were "
-                "shown and must be reproduced. With fixed_point=True, every bit of the repeated "
-                "steps must be the same."
-            )
-        passed = record["step"]
-        before = earlier.get(record["step"], {})
-        now = records.plain(record)
-        names = now.keys() & before.keys() - {"seconds", "epsilon"}
-        if any(now[name] != before[name] for name in names):
-            raise ConfigError(
-                f"The metrics of step {record['step']}, which were shown before, must be "
-                "reproduced exactly with fixed_point=True. This start rounds differently. Use the "
-                "original machine, flags and test split, or use another workdir and account for "
-                "both runs."
-            )
-        return observe(record)
-
-    return checked
 
 
 def rounding(sampler: Sampler, mesh: Mesh | None, *, exact: bool) -> dict[str, Any]:
@@ -154,8 +96,9 @@ def check_restored(
     """Raises if the run must not resume from a restored checkpoint.
 
     Shown steps are repeated only if a checkpoint was removed. Both releases would have the same
-    noise, so their difference would reveal a change of rounding. If every bit counts, two copies of
-    a run must not round differently either.
+    noise, so their difference would reveal a change of rounding. If every bit counts, no shown step
+    is repeated, since compiler flags may round differently too, and two copies of a run must not
+    round differently.
 
     Args:
         identity: That of the current start, which continues the run.
@@ -166,7 +109,19 @@ def check_restored(
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
     """
     step, begun = record["step"], record["identity"]
-    _check_ledgers(record, opt_state)
+    found = [ledger.releases for ledger in dpoptax.ledgers(opt_state)]
+    if any(releases != step for releases in found):
+        raise ConfigError(
+            f"The checkpoint of step {step} is damaged, because its ledgers count {found} "
+            "releases. Remove it to continue from the previous checkpoint."
+        )
+    if shown > step and exact:
+        raise OtherRunError(
+            f"A step that was shown must not be repeated with fixed_point=True, got step {shown} "
+            f"and a last checkpoint of step {step}. Sums that are rounded differently would get "
+            "the same noise. Restore the removed checkpoint from a backup, or use another folder "
+            "and account for both runs."
+        )
     if shown > step:
         identity.check_rounding(
             begun,
@@ -179,14 +134,4 @@ def check_restored(
         raise OtherRunError(
             f"`steps` must be at least {shown}, the last step whose metrics the run has shown, got "
             f"{steps}. The stated ε would cover fewer steps than were released."
-        )
-
-
-def _check_ledgers(record: dict[str, Any], opt_state: Any) -> None:
-    """Raises a `ConfigError` if the ledgers of a checkpoint do not match its record."""
-    found, stored = ledgers(opt_state), record["ledgers"]
-    if found != stored or any(ledger["releases"] != record["step"] for ledger in found):
-        raise ConfigError(
-            f"The checkpoint of step {record['step']} is damaged, because its ledgers are {found} "
-            f"but its record states {stored}. Remove it to continue from the previous checkpoint."
         )

@@ -77,18 +77,15 @@ def run_task(
     mesh = inputs.automatic(mesh)
     progress = progress and jax.process_index() == 0
     phases = Announcer(say if progress else None)
-    with phases("data"):
+    with phases("loading data"):
         data = inputs.checked_data(task.data, task.plan, task.users, mesh)
-    with phases("accounting"):
+    with phases("computing noise and ε"):
         steps = task.steps
     workdir = None if workdir is None else Path(workdir)
-    exact, private = task.plan.fixed_point, task.is_private
-    with open_context(
-        workdir, phases, log=log, progress=progress, exact=exact, private=private
-    ) as context:
+    with open_context(workdir, phases, log=log, progress=progress) as context:
         given = key is not None or (context.begun or {}).get("given", False)
         key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
-        with phases("init"):
+        with phases("initializing parameters and optimizer"):
             placed = {
                 name: inputs.on_devices(name, getattr(task, name), mesh)
                 for name in ("frozen", "params")
@@ -101,12 +98,11 @@ def run_task(
                 program, task=dataclasses.replace(program.task, params=shapes)
             )
         del placed
-        with inputs.explains_optimizer(task.optimizer, first.params):
-            loop = TrainingLoop(program, first, context, steps=steps, given=given)
-            del first
-            if loop.state.done > steps:
-                _check_spent(task, loop.state)
-            loop.finish()
+        loop = TrainingLoop(program, first, context, steps=steps, given=given)
+        del first
+        if loop.state.done > steps:
+            _check_spent(task, loop.state)
+        loop.finish()
         result = _make_result(task.plan, loop.state, workdir)
         finish(result, given)
     return result
@@ -134,7 +130,7 @@ def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
     if task.evaluate is not None:
-        inputs.takes_state(task.evaluate)  # raises if it is not a function
+        inputs.required("evaluate", task.evaluate)  # raises if it is not a function
     if task.grad_fn is not None:
         inputs.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
         inputs.check_automatic(mesh)

@@ -1,12 +1,10 @@
-"""Derives keys from seeds and from other keys, and one for each step."""
+"""Derives keys from seeds and from other keys."""
 
 import hashlib
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from dpoptax.runs import key_of_words, words_of
 from dpoptax.training.errors import ConfigError
@@ -56,7 +54,7 @@ def random_key(noise: jax.Array) -> jax.Array:
     )
 
 
-def noise_key_of(key: jax.Array, read: str) -> jax.Array:
+def derived_key(key: jax.Array, read: str) -> jax.Array:
     """Derives the noise key of a run that reads the inputs with this hash.
 
     Runs with one key and different inputs have independent keys. A key of either generator gives
@@ -64,38 +62,3 @@ def noise_key_of(key: jax.Array, read: str) -> jax.Array:
     """
     words = words_of(key)
     return hashed_key(words + read.encode(), len(words) // 4)
-
-
-class StepKeysState(NamedTuple):
-    """State of `step_keys`.
-
-    Attributes:
-        step_base_key: Base key. Each step folds its number into it.
-        step_key_count: Number of updates so far.
-    """
-
-    step_base_key: Any
-    step_key_count: Any
-
-
-def step_keys(key: jax.Array) -> optax.GradientTransformation:
-    """Passes updates through and counts steps for `step_key`."""
-
-    def init(params: Any) -> StepKeysState:
-        del params
-        return StepKeysState(key, jnp.zeros([], jnp.int32))
-
-    def update(updates: Any, state: StepKeysState, params: Any = None) -> tuple[Any, StepKeysState]:
-        del params
-        count = optax.safe_increment(state.step_key_count)
-        return updates, state._replace(step_key_count=count)
-
-    return optax.GradientTransformation(init, update)
-
-
-def step_key(opt_state: Any) -> jax.Array | None:
-    """Returns the key of the next step, or None if the optimizer has no `step_keys`."""
-    key = optax.tree.get(opt_state, "step_base_key")
-    if key is None:
-        return None
-    return jax.random.fold_in(key, optax.tree.get(opt_state, "step_key_count"))

@@ -1,6 +1,5 @@
 """Defines the training step of every run and compiles it once."""
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Hashable
@@ -14,9 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import digest_of, traced
-from dpoptax.training.run.feeding import Fed
+from dpoptax.training.run.feeding import Inputs
 from dpoptax.training.run.inputs import param_specs
-from dpoptax.training.run.seeds import step_key
 from dpoptax.training.task import Task
 from dpoptax.users import per_user_loss
 
@@ -24,104 +22,97 @@ from dpoptax.users import per_user_loss
 _LARGEST_CONSTANTS = 2**20
 
 
-CompiledStep: TypeAlias = Callable[..., tuple[Any, Any]]
-"""Maps the state, a batch, its mask and frozen arrays to the next state."""
+Step: TypeAlias = Callable[..., tuple[Any, Any]]
+"""`step(state, inputs, frozen)` maps parameters and optimizer state to the next ones."""
+
+# The newest compiled steps, by everything that decides them.
+_COMPILED: dict[Hashable, Step] = {}
+_KEPT = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingStep:
-    """The training step of a task.
+def make_step(
+    task: Task, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh | None
+) -> Step:
+    """Returns the training step of a task.
 
-    Attributes:
+    Args:
         task: The task. Of its parameters, only the shardings are used.
         optimizer: The whole chain, including the noise.
+        mesh: Devices along an axis "data" that share the examples. None: one device.
     """
 
-    task: Task
-    optimizer: optax.GradientTransformation
-
-    def __call__(
-        self,
-        params: Any,
-        opt_state: Any,
-        batch: Fed,
-        mask: jax.Array,
-        frozen: Any,
-        *,
-        mesh: jax.sharding.Mesh | None = None,
-    ) -> tuple[Any, Any]:
-        """Returns parameters and optimizer state after a step on a batch."""
-        gradient = self.gradient(frozen, mesh)
-        grads = gradient(params, opt_state, batch.examples(), mask, batch.indices)
-        updates, opt_state = self.optimizer.update(grads, opt_state, params)
+    def step(state: tuple[Any, Any], inputs: Inputs, frozen: Any) -> tuple[Any, Any]:
+        params, opt_state = state
+        grads = _gradient(task, state, inputs, frozen, mesh)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    def gradient(self, frozen: Any, mesh: jax.sharding.Mesh | None = None) -> Callable[..., Any]:
-        """Returns `gradient(params, opt_state, examples, mask, indices)`."""
-        task, clip = self.task, self.task.applied_clip
-        given = task.loss_fn if task.grad_fn is None else task.grad_fn
-        assert given is not None
-        if frozen is not None:
-            given = functools.partial(given, frozen=frozen)
-        if task.grad_fn is not None:
-            grad_fn = given
-        else:
-            loss = given if task.users is None else per_user_loss(given)
-            if clip is None:
-                return self._plain_gradient(loss, mesh)
-            grad_fn = dpoptax.clipped_grad(
-                loss,
-                clip,
-                microbatch_size=task.microbatch_size,
-                mesh=mesh,
-                param_specs=param_specs(task.params),
-            )
+    return step
 
-        def gradient(
-            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
-        ) -> Any:
-            points = dpoptax.gradient_points(opt_state, params)
-            key = step_key(opt_state)
-            randomness = {} if key is None else {"key": key, "ids": indices}
-            found = grad_fn(points, batch, mask, **randomness)
-            clipped = found[0] if isinstance(found, tuple) else found
-            if task.grad_fn is not None and clip is not None:
-                _check_clip(clipped, clip)
-            return clipped
 
-        return gradient
+def _gradient(
+    task: Task,
+    state: tuple[Any, Any],
+    inputs: Inputs,
+    frozen: Any,
+    mesh: jax.sharding.Mesh | None,
+) -> Any:
+    """Returns the clipped sum of a step, or the mean gradient of a baseline."""
+    params, opt_state = state
+    given, clip = task.loss_fn if task.grad_fn is None else task.grad_fn, task.applied_clip
+    assert given is not None
+    if frozen is not None:
+        given = functools.partial(given, frozen=frozen)
+    if task.grad_fn is None:
+        if task.users is not None:
+            given = per_user_loss(given)
+        if clip is None:
+            return _plain_gradient(task, given, params, inputs, mesh)
+        given = dpoptax.clipped_grad(
+            given,
+            clip,
+            microbatch_size=task.microbatch_size,
+            mesh=mesh,
+            param_specs=param_specs(task.params),
+        )
+    randomness = {} if inputs.key is None else {"key": inputs.key, "ids": inputs.ids}
+    points = dpoptax.gradient_points(opt_state, params)
+    found = given(points, inputs.examples, inputs.mask, **randomness)
+    clipped = found[0] if isinstance(found, tuple) else found
+    if task.grad_fn is not None and clip is not None:
+        _check_clip(clipped, clip)
+    return clipped
 
-    def _plain_gradient(
-        self, loss: Callable[..., Any], mesh: jax.sharding.Mesh | None
-    ) -> Callable[..., Any]:
-        def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
-            return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
-        def whole(params: Any, batch: Any, mask: jax.Array) -> Any:
-            def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
-                return jax.grad(total_loss)(params, batch, mask), None
+def _plain_gradient(
+    task: Task,
+    loss: Callable[..., Any],
+    params: Any,
+    inputs: Inputs,
+    mesh: jax.sharding.Mesh | None,
+) -> Any:
+    """Returns the gradient of the sum of losses over the expected batch size."""
 
-            return dpoptax.extend.in_microbatches(sums, self.task.microbatch_size)(batch, mask)[0]
+    def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+        return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
-        if mesh is not None:
-            local = whole
-            whole = jax.shard_map(
-                lambda *args: jax.lax.psum(local(*args), "data"),
-                mesh=mesh,
-                in_specs=(P(), P("data"), P("data")),
-                out_specs=P(),
-                check_vma=False,
-            )
+    def whole(params: Any, *rows: Any) -> Any:
+        sums = dpoptax.extend.in_microbatches(
+            lambda *rows: (jax.grad(total_loss)(params, *rows), None), task.microbatch_size
+        )
+        return sums(*rows)[0]
 
-        def gradient(
-            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
-        ) -> Any:
-            total = whole(params, batch, mask)
-            # Divide by the expected batch size, like the private gradient.
-            size = self.task.plan.sampler.batch_size
-            return jax.tree.map(lambda leaf: leaf / size, total)
-
-        return gradient
+    if mesh is not None:
+        local = whole
+        whole = jax.shard_map(
+            lambda *args: jax.lax.psum(local(*args), "data"),
+            mesh=mesh,
+            in_specs=(P(), P("data"), P("data")),
+            out_specs=P(),
+            check_vma=False,
+        )
+    total = whole(params, inputs.examples, inputs.mask)
+    return jax.tree.map(lambda leaf: leaf / task.plan.sampler.batch_size, total)
 
 
 def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:
@@ -132,19 +123,6 @@ def _check_clip(clipped: Any, clip: dpoptax.Clip | float) -> None:
             f"`clip` must be that of `grad_fn`, {clipped.clip}, got {clip}. Leave it out "
             "unless the noise needs it."
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Program:
-    """A program to compile. Two are equal if their compiled programs are."""
-
-    identity: Hashable
-    lower: Callable[[], jax.stages.Lowered] = dataclasses.field(compare=False)
-
-
-@functools.lru_cache(maxsize=64)
-def _compile(program: _Program) -> CompiledStep:
-    return program.lower().compile()
 
 
 def _identity(
@@ -176,30 +154,17 @@ def _identity(
 
 
 def on_one_device(args: Any, rows: int) -> Any:
-    """Returns shapes and types of a step's arguments as on one device, for `program_digest`.
+    """Returns shapes and types of a step's arguments as on one device, for a digest.
 
     Args:
         args: As for `compiled_step`.
         rows: Number of rows of a batch that no devices share.
     """
-    state, batch, mask, frozen = args
-    examples = jax.eval_shape(lambda batch: batch.examples(), batch)
-    shared = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype),
-        (Fed(examples, batch.indices), mask),
+    state, inputs, frozen = args
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), inputs._replace(key=None)
     )
-    return jax.eval_shape(lambda *args: args, state, *shared, frozen)
-
-
-def program_digest(step: TrainingStep, args: Any) -> str:
-    """Returns the hash of a step's operations and constants, equal on any number of devices.
-
-    Args:
-        step: The step.
-        args: From `on_one_device`.
-    """
-    step = dataclasses.replace(step, task=dataclasses.replace(step.task, params=None))
-    return digest_of(traced(lambda state, *rest: step(*state, *rest), *args))
+    return jax.eval_shape(lambda *args: args, state, batch._replace(key=inputs.key), frozen)
 
 
 def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> str:
@@ -212,49 +177,41 @@ def optimizer_digest(optimizer: optax.GradientTransformation, params: Any) -> st
     return digest_of(traced(both, params))
 
 
-def compiled_step(
-    training_step: TrainingStep, args: Any, mesh: jax.sharding.Mesh | None = None
-) -> CompiledStep:
-    """Returns `compiled(state, batch, mask, frozen)`, which equal steps and shapes share.
+def compiled_step(step: Step, args: Any, mesh: jax.sharding.Mesh | None = None) -> Step:
+    """Returns a compiled step, which equal steps and shapes share.
 
     It donates the arrays of the state. Under `jax.disable_jit()`, which is for stepping through a
     loss, it runs operation by operation and donates nothing.
 
     Args:
-        training_step: The step. Its optimizer state contains the noise key and the learning rate,
-            so runs that differ only in these share a program.
-        args: `((params, opt_state), batch, mask, frozen)`. Only shapes and types are used, and the
-            shardings of the first and the last. The batch is a `Fed`.
+        step: The step. The optimizer state contains the noise key and the learning rate, so runs
+            that differ only in these share a program.
+        args: `((params, opt_state), inputs, frozen)`. Only shapes and types are used, and the
+            shardings of the first and the last.
         mesh: Devices along an axis "data" that share the examples. None: one device.
     """
-
-    def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
-        return training_step(*state, *rest, mesh=mesh)
-
     config: Any = jax.config
     if config.jax_disable_jit:  # it does not support lowered programs
         return step
-    identity, lowered = _lowered(step, args, mesh)
-    if identity is None:
-        return lowered.compile()
-    return _compile(_Program(identity, lambda: lowered))
-
-
-def _lowered(
-    step: CompiledStep, args: Any, mesh: jax.sharding.Mesh | None
-) -> tuple[Hashable | None, jax.stages.Lowered]:
-    """Returns the identity of a program, and the program."""
     traced = _trace(step, args, mesh)
     lowered = traced.lower()
     placed = mesh, *(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
-    return _identity(traced, lowered, placed), lowered
+    identity = _identity(traced, lowered, placed)
+    if identity is None:
+        return lowered.compile()
+    if identity not in _COMPILED:
+        if len(_COMPILED) == _KEPT:
+            del _COMPILED[next(iter(_COMPILED))]
+        _COMPILED[identity] = lowered.compile()
+    return _COMPILED[identity]
 
 
-def _trace(step: CompiledStep, args: Any, mesh: jax.sharding.Mesh | None) -> jax.stages.Traced:
+def _trace(step: Step, args: Any, mesh: jax.sharding.Mesh | None) -> jax.stages.Traced:
     shardings: dict[str, Any] = {}
     if mesh is not None:
         rows = NamedSharding(mesh, P("data"))
         whole = NamedSharding(mesh, P())
-        state, frozen = jax.tree.map(lambda x: x.sharding or whole, (args[0], args[3]))
-        shardings = {"in_shardings": (state, rows, rows, frozen), "out_shardings": state}
+        state, frozen = jax.tree.map(lambda x: x.sharding or whole, (args[0], args[2]))
+        inputs = Inputs(rows, rows, rows, whole)
+        shardings = {"in_shardings": (state, inputs, frozen), "out_shardings": state}
     return jax.jit(step, donate_argnums=0, **shardings).trace(*args)

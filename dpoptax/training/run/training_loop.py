@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.run import records, resume, seeds
 from dpoptax.training.run.announcer import PATIENCE
 from dpoptax.training.run.context import Context, Record
-from dpoptax.training.run.feeding import Fed, feed
+from dpoptax.training.run.feeding import Inputs
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.program import RunProgram, bounds
 from dpoptax.training.run.step import compiled_step, on_one_device
@@ -69,16 +68,16 @@ class TrainingLoop:
         # Secret values that a resumed run needs.
         words = np.frombuffer(words_of(program.key), np.uint32)
         self._kept = {"key": words.tolist(), "given": given}
-        self._feed = self._feed_of(first.opt_state)
+        self._feed = program.feed(first.opt_state)
         self._waiting: tuple[int, Any] | None = None
         self._identity: RunIdentity | None = None
         if context.checkpoints is not None or jax.process_count() > 1:
-            with phases("data"):
+            with phases("loading data"):
                 self._identity = self._identify()
-        with phases("checkpoints"):
+        with phases("waiting for a checkpoint"):
             restored = self._restore()
         self.last = max(self.state.done, steps)
-        with phases("compile"):
+        with phases("compiling the training step"):
             self._step = compiled_step(program.step(), self._arguments(), program.mesh)
         if restored:
             self._announce()
@@ -90,16 +89,11 @@ class TrainingLoop:
         if not restored:
             self._begin(first)
             self.save(wait=True)
-        self._feed = self._feed_of(self.state.opt_state)
-
-    def _feed_of(self, opt_state: Any) -> Callable[[int], tuple[Fed, Any]]:
-        """Returns the batches of the run with this optimizer state."""
-        program, task = self.program, self.program.task
-        return feed(program.sampler(opt_state), task.data, program.mesh, task.users)
+        self._feed = program.feed(self.state.opt_state)
 
     def _arguments(self) -> Any:
         """Returns the arguments of a step."""
-        return (self.state.params, self.state.opt_state), *self._feed(0), self.program.task.frozen
+        return (self.state.params, self.state.opt_state), self._feed(0), self.program.task.frozen
 
     def _identify(self) -> RunIdentity:
         """Returns everything that decides the releases. Several hosts compare it here."""
@@ -125,7 +119,7 @@ class TrainingLoop:
         values = {**self._identity.values, "params": Hidden(tree_digest(first.params))}
         if plan.fixed_point:  # devices and versions change sums by rounding at most
             values |= self._identity.rounding
-        key = seeds.noise_key_of(program.key, RunIdentity(values).digest())
+        key = seeds.derived_key(program.key, RunIdentity(values).digest())
         self.state = State(0, first.params, program.first_state(first.params, key))
 
     def _restore(self) -> bool:
@@ -143,10 +137,11 @@ class TrainingLoop:
             saved,
             opt_state,
             steps=self._steps,
-            shown=self.context.shown,
+            shown=max(self.context.earlier, default=0) if self.program.task.is_private else 0,
             exact=self.program.task.plan.fixed_point,
         )
-        history = resume.with_shown(saved["history"], saved["step"], self.context.earlier)
+        earlier = self.context.earlier.items()
+        history = tuple(entry for step, entry in earlier if step <= saved["step"])
         for entry in history:
             self.context.observe(entry)
         self.state = State(saved["step"], params, opt_state, history)
@@ -154,11 +149,9 @@ class TrainingLoop:
 
     def _announce(self) -> None:
         """Says from which step the run continues."""
-        done, checkpoints = self.state.done, self.context.checkpoints
-        assert checkpoints is not None
-        text = f"continues the run in {checkpoints.directory.parent} after step {done}"
-        if done == self.last:
-            text = f"the run in {checkpoints.directory.parent} has taken all {done} steps"
+        assert self.context.checkpoints is not None
+        folder = self.context.checkpoints.directory.parent
+        text = f"continues the run in {folder} after step {self.state.done} of {self.last}"
         self.context.phases.announce(text)
 
     def finish(self) -> None:
@@ -180,8 +173,8 @@ class TrainingLoop:
         ) as bar:
             self._report(bar)
             steps = range(self.state.done, self._steps)
-            for batch in extend.read_ahead(self._feed, steps):
-                self.advance(batch)
+            for inputs in extend.read_ahead(self._feed, steps):
+                self.advance(inputs)
                 pace.keep(self.state.params)
                 bar.update()
                 if self._save_before_showing():
@@ -189,13 +182,13 @@ class TrainingLoop:
 
     def _report(self, bar: Bar) -> None:
         """Shows the newest record next to the progress bar, if there is one."""
-        if self.context.progress:
+        if self.context.progress and self.state.history:
             bar.set_postfix_str(self.progress())
 
-    def advance(self, batch: tuple[Any, Any]) -> None:
-        """Takes one step on a batch and its mask, and donates the arrays of the state."""
+    def advance(self, inputs: Inputs) -> None:
+        """Takes one step, and donates the arrays of the state."""
         before = self.state
-        arrays = self._step((before.params, before.opt_state), *batch, self.program.task.frozen)
+        arrays = self._step((before.params, before.opt_state), inputs, self.program.task.frozen)
         self.state = State(before.done + 1, *arrays, before.history)
 
     def _evaluates(self) -> bool:
@@ -238,11 +231,11 @@ class TrainingLoop:
             # Several hosts must evaluate at the same step.
             if not wait and jax.process_count() == 1 and checkpoints.saving():
                 return False
-            with self.context.phases("checkpoints"):
+            with self.context.phases("waiting for a checkpoint"):
                 checkpoints.finish()
         (step, params), self._waiting = self._waiting, None
         jax.block_until_ready(params)  # so that `seconds` includes all steps
-        with self.context.phases("evaluation"):
+        with self.context.phases("evaluating"):
             entry: Record = {
                 "step": step,
                 "epsilon": self._bounds[step],
@@ -282,14 +275,9 @@ class TrainingLoop:
         state, checkpoints = self.state, self.context.checkpoints
         if checkpoints is None:
             return
-        with self.context.phases("checkpoints"):
+        with self.context.phases("waiting for a checkpoint"):
             assert self._identity is not None
-            record = {
-                **self._kept,
-                "identity": self._identity.record(),
-                "ledgers": resume.ledgers(state.opt_state),
-                "history": list(state.history),
-            }
+            record = {**self._kept, "identity": self._identity.record()}
             checkpoints.save(state.done, (state.params, state.opt_state), record, wait=wait)
 
 

@@ -1,16 +1,18 @@
 """Compares configs at one ε, with equal tuning and equal seeds."""
 
-import json
+import functools
 import os
 import statistics
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
-from dpoptax.runs import Hidden, RunIdentity, data_of
+import jax
+import numpy as np
+
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.evaluation import Evaluation, Score
+from dpoptax.training.evaluation import Score
 from dpoptax.training.run import records
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search.comparison import Comparison
@@ -21,9 +23,9 @@ from dpoptax.training.search.results import (
     method_result,
 )
 from dpoptax.training.search.trials import (
-    Runner,
     Trial,
     held_out_task,
+    run_trials,
     score_of,
     whole_task,
     with_flags,
@@ -47,32 +49,32 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
             held_out_task(config, task)  # raises if the config ignores the argument
     score = score_of(tasks)
     epsilon, delta = _common_budget(dict(zip(configs, tasks, strict=True)))
-    data = comparison.workdir / "data.json"
-    known = _known_data(tasks[0], data)
     names = _names(configs, tasks)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
-    records.write_json(data, known, secret=True)
 
     versions, code = records.versions(), records.source_sha256()
     made_by = records.to_json({"code": code, **versions})
-    runner = Runner(comparison.workdir / "runs", comparison.processes, made_by)
+    run = functools.partial(run_trials, comparison.workdir / "runs", made_by=made_by)
     seeds, factors = range(comparison.seeds), sorted(set(comparison.factors))
     tried_on = seeds[: comparison.trial_seeds] if len(factors) > 1 else range(0)
     total = len(configs) * (len(factors) * len(tried_on) + len(seeds))
     with Bar(total=total, unit="run", desc="compare", disable=not progress) as bar:
-        grids = _grids(list(configs.values()), factors, tried_on, runner, score, bar)
+        grids = _grids(list(configs.values()), factors, tried_on, run, score, bar)
         rates = [_best(grid, score).learning_rate for grid in grids]
         chosen = [
             Trial(with_flags(config, learning_rate=rate, seed=seed, held_out=False))
             for config, rate in zip(configs.values(), rates, strict=True)
             for seed in seeds
         ]
-        runs = iter(runner.run(chosen, bar))
+        runs = iter(run(chosen, bar))
     methods = [
         method_result(name, label, grid, rate, [next(runs) for _ in seeds], score)
         for name, label, rate, grid in zip(names, configs, rates, grids, strict=True)
     ]
     notes = _notes(methods)
+    if len({str(jax.tree.map(np.shape, task.params)) for task in tasks}) > 1:
+        sizes = ", ".join(f"{m.name} {m.runs[0]['num_params']:,}" for m in methods)
+        notes.append(f"The methods train different models. Numbers of parameters: {sizes}.")
     results = ComparisonResult(
         tasks[0].dataset, epsilon, delta, list(seeds), notes, methods, versions, code, score
     )
@@ -85,30 +87,11 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     return results
 
 
-def _known_data(task: Task, path: Path) -> dict[str, Any]:
-    """Returns the content of data.json, the identity of the data.
-
-    Raises:
-        OtherRunError: Earlier runs used other examples. Accuracies on other data do not compare,
-            and runs with one seed would add the same noise to gradients of two data sets.
-    """
-    known: dict[str, Any] = {}
-    if path.is_file():
-        known = json.loads(path.read_text(encoding="utf-8"))
-    evaluated = cast(Evaluation, task.evaluate)
-    test = {"The test examples, with their metrics,": Hidden(evaluated.digest(task.params))}
-    now = RunIdentity({**data_of(task.data, whole=False), **test})
-    now.check_continues(
-        known.setdefault(task.dataset, now.record()), f"earlier runs in {path.parent}"
-    )
-    return known
-
-
 def _grids(
     configs: list[Config],
     factors: list[float],
     seeds: range,
-    runner: Runner,
+    run: Callable[..., list[dict[str, Any]]],
     score: Score,
     bar: Bar,
 ) -> list[list[GridPoint]]:
@@ -122,7 +105,7 @@ def _grids(
         for rate in own
         for seed in seeds
     ]
-    scores = (score.of(run) for run in runner.run(tried, bar))
+    scores = (score.of(found) for found in run(tried, bar))
     return [[GridPoint(rate, [next(scores) for _ in seeds]) for rate in own] for own in rates]
 
 

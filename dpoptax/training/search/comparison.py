@@ -21,9 +21,8 @@ class Comparison:
 
     workdir: Path
     """Directory for results.json, table.md, comparison.png and .pdf, and records in runs/.
-    Finished runs with the same code, settings and program are not trained again, so the same
-    command resumes a comparison, and more configs train only missing runs. data.json, which only
-    its owner can read, detects other examples under the name of a data set."""
+    Finished runs with the same code, settings, program and data are not trained again, so the same
+    command resumes a comparison, and more configs train only missing runs."""
     seeds: int = 5
     """Number of repetitions, with the seeds 0, 1, 2, ... for every config. These seeds are known,
     so publish none of the models."""
@@ -38,8 +37,6 @@ class Comparison:
     """NAME=VALUE for any other argument of every config, such as batch_size=512."""
     trial_seeds: int | None = None
     """Number of seeds to try each learning rate on. None: all."""
-    processes: int = 1
-    """Number of concurrent runs. Their times do not compare with those of single runs."""
 
     def __post_init__(self) -> None:
         records.check_count("seeds", self.seeds)

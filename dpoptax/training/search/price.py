@@ -39,8 +39,6 @@ class Sweep:
     """geometric, poisson or logarithmic: the number of trials is random and secret, and only the
     best is published. With --grid, each trial draws a combination. fixed: ε covers all trials
     together and is larger, and all may be published."""
-    processes: int = 1
-    """Number of concurrent trials."""
 
     def __post_init__(self) -> None:
         if bool(self.grid) == bool(self.random):
@@ -138,10 +136,8 @@ def price(tasks: list[Task], sweep: Sweep, chosen: list[int]) -> "tuple[Price, G
     stddev = dpoptax.accounting.calibrate(
         epsilon=min(singles), delta=delta, steps=1, sampling_probability=1.0
     )
-    scores = [GaussianDpEvent(stddev)] * len(tasks)
-    while price_of(selected(scores)) > epsilon:
+    while price_of(selected([GaussianDpEvent(stddev)] * len(tasks))) > epsilon:
         stddev *= 1.02
-        scores = [GaussianDpEvent(stddev)] * len(tasks)
     noise = tuple(
         (repr(p.noise_multiplier), repr(p.strategy), task.steps, p.sampler.dataset_size)
         for task in tasks

@@ -105,17 +105,12 @@ def _draw(name: str, text: str, rng: np.random.Generator) -> Any:
     if kind == "log":
         if low <= 0:
             raise ConfigError(f"`{name}` must be a logarithmic range with LOW above 0, got {text}.")
-        return _rounded(math.exp(rng.uniform(math.log(low), math.log(high))), low, high)
-    if kind == "int":
+        drawn = math.exp(rng.uniform(math.log(low), math.log(high)))
+    elif kind == "int":
         return int(rng.integers(int(low), int(high) + 1))
-    return _rounded(rng.uniform(low, high), low, high)
-
-
-def _rounded(value: float, low: float, high: float) -> float:
-    """Rounds a drawn value to three digits, or to a hundredth of a narrow range."""
-    unit = min(abs(value) / 100, (high - low) / 100)
-    decimals = -math.floor(math.log10(unit)) if unit > 0 else 0
-    return min(max(round(value, decimals), low), high)
+    else:
+        drawn = rng.uniform(low, high)
+    return min(max(float(f"{drawn:.4g}"), low), high)
 
 
 def _candidate(name: str, config: Config, changes: dict[str, Any]) -> Candidate:

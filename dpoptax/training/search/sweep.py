@@ -26,10 +26,11 @@ from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, describe_choice, likely_number, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult
 from dpoptax.training.search.trials import (
-    Runner,
     Trial,
     forget_identities,
     held_out_task,
+    record_path,
+    run_trials,
     score_of,
     sum_identity,
     task_of,
@@ -131,24 +132,24 @@ def _run(begun: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool
         )
         for index, one in enumerate(settled)
     ]
-    runner = Runner(sweep.workdir / "trials", sweep.processes)
+    directory = sweep.workdir / "trials"
     secret = sweep.repetitions != "fixed"  # the number of trials, and all but the best
     if secret and progress:  # output is often kept
         say(f"training a secret number of trials, {likely_number(sweep)}")
-        say(f"finished ones appear in {runner.directory} ...")
+        say(f"finished ones appear in {directory} ...")
     shown = progress and not secret
     with Bar(total=len(trials), unit="trial", desc="sweep", disable=not shown) as bar:
-        found = runner.run(trials, bar)
+        found = run_trials(directory, trials, bar)
     scores = _scores(found, cost, begun["seed"])
     rows = [
-        TrialResult({"config": one.name, **one.changes}, score, runner.path(trial).name)
+        TrialResult({"config": one.name, **one.changes}, score, record_path(directory, trial).name)
         for one, trial, score in zip(settled, trials, scores, strict=True)
     ]
     rank = cost.score.rank
     best = max(range(len(rows)), key=lambda index: rank(rows[index].score), default=None)
     published = None
     if best is not None:
-        params = runner.path(trials[best]).with_suffix(".msgpack")
+        params = record_path(directory, trials[best]).with_suffix(".msgpack")
         published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
         if guarantee is not None:
             choice = describe_choice(sweep)
@@ -267,9 +268,7 @@ def _begun(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
 def _options(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
     """Returns the options of a sweep and its configs, as parts of its identity."""
     given = {
-        f"`{name}`": value
-        for name, value in dataclasses.asdict(sweep).items()
-        if name not in ("workdir", "processes")
+        f"`{name}`": value for name, value in dataclasses.asdict(sweep).items() if name != "workdir"
     }
     described = {name: config.described() for name, config in configs.items()}
     found: dict[str, Any] = records.plain({**given, "`configs`": described})

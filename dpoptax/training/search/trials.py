@@ -1,27 +1,19 @@
-"""Trains many runs, sequentially or in parallel, and reuses finished ones.
+"""Trains many runs, and reuses finished ones.
 
 A run is a function of its config with its key, its program and its data. A killed run starts again.
 With the same noise on the same batches, it repeats its releases and adds none.
 """
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import json
-import multiprocessing
-import multiprocessing.connection
-import os
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from dpoptax.runs import Hidden, RunIdentity, settings
 from dpoptax.training.bars import Bar
-from dpoptax.training.config import Config, load_configs
+from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation, Score
 from dpoptax.training.loop import summarize
@@ -52,71 +44,31 @@ class Trial:
     secret: int | None = dataclasses.field(default=None, repr=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Runner:
-    """Runs trials and stores their records.
+def record_path(directory: Path, trial: Trial, made_by: str = "") -> Path:
+    """Returns the file of a trial's record; its parameters are next to it as .msgpack.
 
-    Attributes:
-        directory: Directory for the records. A missing directory is created.
-        processes: Number of worker processes. 1: trains in this process.
-        made_by: Code and versions. Records of others are not reused.
+    `made_by` states code and versions, of which other records are not reused.
     """
+    parts = [described(trial), trial.secret is not None, trial.use, made_by]
+    name = hashlib.sha256(records.to_json(parts).encode()).hexdigest()[:16]
+    return directory / f"{name}.json"
 
-    directory: Path
-    processes: int = 1
-    made_by: str = ""
 
-    def __post_init__(self) -> None:
-        records.check_count("processes", self.processes)
+def run_trials(
+    directory: Path, trials: Sequence[Trial], bar: Bar, made_by: str = ""
+) -> list[dict[str, Any]]:
+    """Returns the summary of each trial with its "history", in order.
 
-    def path(self, trial: Trial) -> Path:
-        """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
-        parts = [described(trial), trial.secret is not None, trial.use, self.made_by]
-        name = hashlib.sha256(records.to_json(parts).encode()).hexdigest()[:16]
-        return self.directory / f"{name}.json"
-
-    def run(self, trials: Sequence[Trial], bar: Bar) -> list[dict[str, Any]]:
-        """Returns the summary of each trial with its "history", in order.
-
-        `bar` counts found and finished trials. A nested bar shows the steps of a trial that trains
-        in this process.
-        """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        paths = [self.path(trial) for trial in trials]
-        missing = {path: t for path, t in zip(paths, trials, strict=True) if not path.is_file()}
-        bar.update(len(paths) - len(missing))
-        for _ in self._trained(missing, bar):
-            bar.update()
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-
-    def _trained(self, missing: dict[Path, Trial], bar: Bar) -> Iterator[None]:
-        """Trains trials and writes their records. Yields after each."""
-        if self.processes == 1:
-            for path, trial in missing.items():
-                _run(trial, path, progress=not bar.disable)
-                yield
-            return
-        jobs = [_job(self, trial, path) for path, trial in missing.items()]
-        pool = concurrent.futures.ProcessPoolExecutor(
-            self.processes,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-        )
-        try:
-            pending = {pool.submit(_run_in_worker, *job) for job in jobs}
-            while pending:
-                bar.refresh()
-                done, pending = concurrent.futures.wait(pending, 1, FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        except BrokenProcessPool as error:
-            raise ConfigError(
-                f"One of {self.processes} worker processes died, probably because it ran out of "
-                "memory. Use fewer `processes`, and run the same command again to train the "
-                "missing runs."
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+    Records are stored in `directory`, and those found there are not trained again. `bar` counts
+    found and finished trials. A nested bar shows the steps of a trial.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [record_path(directory, trial, made_by) for trial in trials]
+    for path, trial in zip(paths, trials, strict=True):
+        if not path.is_file():
+            _run(trial, path, progress=not bar.disable)
+        bar.update()
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def task_of(config: Config) -> Task:
@@ -130,8 +82,8 @@ def task_of(config: Config) -> Task:
     if not isinstance(evaluate, Evaluation) or not evaluate.has_score(task.params):
         score = evaluate.score.name if isinstance(evaluate, Evaluation) else Score().name
         raise ConfigError(
-            f"`evaluate` of {config.name} must be an `Evaluation` with the metric {score!r} and "
-            f"its default prefix, by which runs are compared, got {evaluate!r}."
+            f"`evaluate` of {config.name} must be an `Evaluation` with the metric {score!r}, by "
+            f"which runs are compared, got {evaluate!r}."
         )
     return task
 
@@ -251,50 +203,3 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     if f"test_{score_of([task]).name}" not in summary:
         raise ConfigError(f"`combine` of {trial.config.name} must return the score, got {summary}.")
     records.write_json(path, {**summary, "history": result.history})
-
-
-def _job(runner: Runner, trial: Trial, path: Path) -> tuple[Any, ...]:
-    """Returns the arguments of a worker, which reads the file of the config again."""
-    config = trial.config
-    if not config.source:
-        raise ConfigError(
-            f"The config {config.name} must be in a file for several processes, which read it. "
-            "Set processes=1."
-        )
-    options = dataclasses.replace(trial, config=None)  # type: ignore[arg-type]
-    return runner, config.source, config.name, dict(config.values), options, path
-
-
-def _run_in_worker(
-    runner: Runner, source: str, name: str, values: dict[str, Any], trial: Trial, path: Path
-) -> None:
-    """Runs a trial of a config file.
-
-    Raises:
-        ConfigError: The trial is another one than in the parent process.
-    """
-    trial = dataclasses.replace(trial, config=load_configs(source)[name].replace(**values))
-    if runner.path(trial) != path:
-        raise ConfigError(
-            f"The config file {source}, its data and JAX's settings must be the same in all "
-            "processes and must not change while its runs train. Set JAX's settings by environment "
-            "variables or in the file, or set processes=1."
-        )
-    _run(trial, path)
-
-
-def _start_worker() -> None:
-    """Limits a worker to one thread and ends it with its parent."""
-    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # a worker has one
-    sentinel = parent.sentinel
-
-    def follow() -> None:
-        # Workers of a killed parent would wait for jobs forever.
-        with contextlib.suppress(OSError):
-            multiprocessing.connection.wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
