@@ -100,7 +100,7 @@ class BatchSum:
         batch, ids = records
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         everything = Examples(batch, mask, whole, keys)
-        loss, points = trace_batch(self.loss_fn, points, everything, has_aux=self.has_aux)
+        loss = trace_batch(self.loss_fn, points.points[0], everything, has_aux=self.has_aux)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys

@@ -13,7 +13,6 @@ from dpoptax._support.jaxprs import (
     REMATERIALIZED_CALLS,
     ZERO_DERIVATIVE_PRIMITIVES,
     carries_gradient,
-    equations,
     programs,
     subprograms,
     type_of,
@@ -103,16 +102,6 @@ def warn_of_constants(program: ClosedJaxpr) -> None:
             "compiled program and in compilation caches. Make frozen weights an argument of the "
             "jitted step, and call `dpoptax.clipped_grad` inside it with the loss that uses them.",
             stacklevel=2,
-        )
-
-
-def check_forward(program: ClosedJaxpr) -> None:
-    """Raises an error for a forward derivative that JAX cannot differentiate in reverse."""
-    if any(eqn.primitive.name == "custom_lin" for eqn in equations(program)):
-        raise TypeError(
-            "`loss_fn` must not contain a `jax.custom_vjp` for a Hessian-vector product, as of "
-            "`dpoptax.disk(gamma=0)`, because JAX has no forward derivative of it. Pass a small "
-            "`gamma` such as 0.01, or define the derivative by `jax.custom_jvp`."
         )
 
 

@@ -153,8 +153,7 @@ def check_uses(program: Program, points: GradientPoints, method: str) -> None:
 def _find_obstacle(program: Program, points: GradientPoints) -> str | None:
     """Returns why uses cannot be summed separately, as part of an error; `None` if they can."""
     params = points.points[0]
-    unweighted = isinstance(points.weights[0], float) and points.weights == (1.0,)
-    if not unweighted:
+    if points.weights != (1.0,):
         return "one gradient point of weight 1.0, and methods such as `dpoptax.disk` have several."
     leaves = jax.tree_util.tree_leaves_with_path(params)
     paths = [jax.tree_util.keystr(path) or "the parameter" for path, _ in leaves]

@@ -119,11 +119,10 @@ def collect_factors(
 
 def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> Segment:
     operand, cotangent, weight = pair
-    weights = [w for w in (weight, member.view.scale) if not (isinstance(w, float) and w == 1.0)]
-    if weights:
+    if (weight, member.view.scale) != (1.0, 1.0):
         # The selection also keeps the compiler from multiplying weights and coefficients in another
         # order.
-        cotangent = within_range(weigh(cotangent, *weights))
+        cotangent = within_range(weigh(cotangent, weight, member.view.scale))
     segment = make_segment(member, operand, cotangent)
     if records.early:
         return segment  # of records, which are in the working range where necessary

@@ -115,13 +115,10 @@ def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
 def _may_cancel(points: GradientPoints) -> bool:
     """Returns whether the weights may be large and cancel, as for DiSK with small gamma.
 
-    They then multiply differences of gradients. Weights that are traced may always cancel.
+    They then multiply differences of gradients.
     """
-    if len(points.weights) == 1:
-        return False
-    known = [w for w in points.weights if isinstance(w, float)]
-    large = sum(map(abs, known)) > _CANCELLATION_RATIO * abs(sum(known))
-    return large or len(known) < len(points.weights)
+    weights = points.weights
+    return sum(map(abs, weights)) > _CANCELLATION_RATIO * abs(sum(weights))
 
 
 def clip_and_sum(
