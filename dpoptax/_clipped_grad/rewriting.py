@@ -7,90 +7,67 @@ operands that replaces the operation, or `None`.
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from dpoptax._losses.derived_views import INDEX_ARITHMETIC
 from dpoptax._support.jaxprs import PROGRAM_CALLS, bind, inner_programs, open_jaxpr
 
-# Primitives of the arithmetic of indices, which `Constants` evaluates.
-_INDEX_ARITHMETIC = frozenset(
-    {
-        "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq", "ge", "gt",
-        "iota", "jit", "le", "lt", "max", "min", "mul", "pjit", "reshape", "select_n", "slice",
-        "squeeze", "stack", "sub", "transpose",
-    }
-)  # fmt: skip
+# Computes an array.
+_Value: TypeAlias = Callable[[], Any]
 
 
-class Constants:
-    """Evaluates the arrays of a program that depend on none of its inputs, when asked for one.
+class Constants(NamedTuple):
+    """Holds the arrays of a program that depend on none of its inputs.
 
-    `around` is the equation that holds the program, and the constants of the program around it.
+    Attributes:
+      values: a function for each, so that nothing is computed unless a rule needs it.
+      definitions: the equation that computes each array of the program.
     """
 
-    def __init__(
-        self,
-        program: Jaxpr | ClosedJaxpr,
-        around: "tuple[JaxprEqn, Constants] | None" = None,
-    ) -> None:
-        self._jaxpr, self._around = open_jaxpr(program), around
-        self._consts = getattr(program, "consts", ())
+    values: dict[Var, _Value]
+    definitions: dict[Var, JaxprEqn]
 
-    @functools.cached_property
-    def _values(self) -> dict[Var, Any]:
-        consts = zip(self._jaxpr.constvars, self._consts, strict=False)
-        return {v: x for v, x in consts if not isinstance(x, jax.core.Tracer)}
-
-    @functools.cached_property
-    def _outside(self) -> "dict[Var, tuple[Constants, Var | Literal]]":
-        """The inputs that are constants of the program around it."""
-        if self._around is None:
-            return {}
-        (eqn, constants), inputs = self._around, self._jaxpr.invars
-        if eqn.primitive.name not in PROGRAM_CALLS or len(inputs) != len(eqn.invars):
-            return {}
-        pairs = zip(inputs, eqn.invars, strict=True)
-        return {v: (constants, x) for v, x in pairs if constants._is_known(x)}
-
-    @functools.cached_property
-    def _definitions(self) -> dict[Var, tuple[JaxprEqn, int]]:
-        return {v: (eqn, i) for eqn in self._jaxpr.eqns for i, v in enumerate(eqn.outvars)}
-
-    @functools.cached_property
-    def _known(self) -> set[Var]:
-        known = {*self._values, *self._outside}
-        for eqn in self._jaxpr.eqns:
-            operands = (v for v in eqn.invars if not isinstance(v, Literal))
-            if eqn.primitive.name in _INDEX_ARITHMETIC and known.issuperset(operands):
-                known.update(eqn.outvars)
-        return known
-
-    def definition(self, atom: Var | Literal) -> JaxprEqn | None:
-        """Returns the equation that computes an array, `None` for inputs and constants."""
-        found = None if isinstance(atom, Literal) else self._definitions.get(atom)
-        return found and found[0]
-
-    def _is_known(self, atom: Var | Literal) -> bool:
-        return isinstance(atom, Literal) or atom in self._known
+    def get(self, atom: Var | Literal) -> _Value | None:
+        """Returns a function that computes an array, `None` if it may depend on an input."""
+        return (lambda: atom.val) if isinstance(atom, Literal) else self.values.get(atom)
 
     def value(self, atom: Var | Literal) -> np.ndarray | None:
         """Returns the value of an array, `None` if it may depend on an input."""
-        return np.asarray(self._evaluate(atom)) if self._is_known(atom) else None
+        found = self.get(atom)
+        return None if found is None else np.asarray(found())
 
-    def _evaluate(self, atom: Var | Literal) -> Any:
-        if isinstance(atom, Literal):
-            return atom.val
-        if atom in self._outside:
-            constants, outside = self._outside[atom]
-            return constants._evaluate(outside)
-        if atom not in self._values:
-            eqn, place = self._definitions[atom]
-            with jax.ensure_compile_time_eval():
-                self._values[atom] = bind(eqn, [self._evaluate(v) for v in eqn.invars])[place]
-        return self._values[atom]
+    def inside(self, eqn: JaxprEqn, program: Jaxpr | ClosedJaxpr) -> "Constants":
+        """Returns the constants of a program inside an equation of this one."""
+        inputs = open_jaxpr(program).invars
+        called = eqn.primitive.name in PROGRAM_CALLS and len(inputs) == len(eqn.invars)
+        return find_constants(program, list(map(self.get, eqn.invars)) if called else ())
+
+
+def find_constants(program: Jaxpr | ClosedJaxpr, inputs: Sequence[_Value | None] = ()) -> Constants:
+    """Returns the constants of a program, if some of its inputs are constants."""
+    jaxpr, consts = open_jaxpr(program), getattr(program, "consts", ())
+    found = Constants({}, {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars})
+    for v, x in zip(jaxpr.constvars, consts, strict=False):
+        if not isinstance(x, jax.core.Tracer):
+            found.values[v] = lambda x=x: x
+    found.values.update((v, x) for v, x in zip(jaxpr.invars, inputs, strict=False) if x)
+    for eqn in jaxpr.eqns:
+        operands = list(filter(None, map(found.get, eqn.invars)))
+        if eqn.primitive.name in INDEX_ARITHMETIC and len(operands) == len(eqn.invars):
+            results = functools.cache(functools.partial(_evaluate, eqn, operands))
+            found.values.update(
+                (v, lambda i=i, results=results: results()[i]) for i, v in enumerate(eqn.outvars)
+            )
+    return found
+
+
+def _evaluate(eqn: JaxprEqn, operands: Sequence[_Value]) -> tuple[jax.Array, ...]:
+    with jax.ensure_compile_time_eval():
+        return bind(eqn, [operand() for operand in operands])
 
 
 Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., Any] | None]
@@ -98,10 +75,10 @@ Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., Any] | None]
 
 def applies(rule: Rule, program: Jaxpr | ClosedJaxpr, constants: Constants | None = None) -> bool:
     """Returns whether a rule replaces an operation of a program."""
-    constants = constants or Constants(program)
+    constants = constants or find_constants(program)
     return any(
         rule(eqn, constants) is not None
-        or any(applies(rule, x, Constants(x, (eqn, constants))) for x in inner_programs(eqn.params))
+        or any(applies(rule, x, constants.inside(eqn, x)) for x in inner_programs(eqn.params))
         for eqn in open_jaxpr(program).eqns
     )
 
@@ -113,7 +90,7 @@ def evaluate(
     constants: Constants | None = None,
 ) -> list[jax.Array]:
     """Returns the outputs of a program in which a rule replaces operations."""
-    jaxpr, constants = program.jaxpr, constants or Constants(program)
+    jaxpr, constants = program.jaxpr, constants or find_constants(program)
     values = dict(zip(jaxpr.constvars, program.consts, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
 
@@ -147,7 +124,7 @@ def _rewrite_inside(eqn: JaxprEqn, rule: Rule, constants: Constants) -> JaxprEqn
             return type(param)(map(rewrite, param))
         if not isinstance(param, (Jaxpr, ClosedJaxpr)):
             return param
-        own = Constants(param, (eqn, constants))
+        own = constants.inside(eqn, param)
         if not applies(rule, param, own):
             return param
         closed = param if isinstance(param, ClosedJaxpr) else ClosedJaxpr(param, ())
