@@ -266,7 +266,7 @@ def test_computed_norm_bounds_canceling_points(differences):
     @jax.jit
     def measured(sides, scales, bases, weights):
         outers = [
-            OuterSum(factor_products.Segment(*pair), _LAYOUT, (4, 4), scale)
+            OuterSum(factor_products.Segment(*pair), _LAYOUT, scale)
             for pair, scale in zip(sides, scales, strict=True)
         ]
         terms = [FixedTerm(*pair) for pair in zip(bases, weights, strict=True)]
