@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from dpoptax._ghost_clipping.cost_model import kept_share
 from dpoptax._ghost_clipping.make_plan import make_plan
-from dpoptax._ghost_clipping.plan import Plan, Product
+from dpoptax._ghost_clipping.plan import Plan, Product, kept_share
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.program import Program, Use

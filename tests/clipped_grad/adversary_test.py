@@ -11,7 +11,7 @@ import pytest
 
 import dpoptax
 from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.sums import weighted_products
+from dpoptax._ghost_clipping.sums import product_sums
 from dpoptax._losses import entry_rules
 from dpoptax._release import fixed_point
 from dpoptax._rounding import bounds
@@ -678,5 +678,5 @@ def test_bfloat16_factors_keep_bound_and_approximate_sum():
 def test_attack_finds_weighted_rounding_without_room(monkeypatch, no_room):
     helpers.force_norm_method(monkeypatch, "gram")
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") <= 1
-    monkeypatch.setattr(weighted_products, "BFLOAT16_ERROR", 0.0)
+    monkeypatch.setattr(product_sums, "BFLOAT16_ERROR", 0.0)
     assert _attack("short", CLIPS["AUTO-V"], (14, 40), precision="bfloat16") > 1

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
-from dpoptax._ghost_clipping.cost_model import is_precise
 from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
@@ -20,11 +19,17 @@ from dpoptax._ghost_clipping.norms.factor_products import (
     formed_together,
     multiply_factors,
 )
-from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method
+from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method, is_precise
 from dpoptax._ghost_clipping.records.record_points import recorded
-from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
-from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
+from dpoptax._ghost_clipping.sums.product_sums import (
+    FLOAT32_ERROR,
+    absolute_ratio,
+    measure_product,
+    product_rounding,
+    sum_error,
+    sum_products,
+)
 from dpoptax._losses.program import Use
 from dpoptax._losses.views import View
 from dpoptax._points.points import weigh
@@ -67,9 +72,9 @@ class UseGradients(NamedTuple):
             square = formed_square(self.factored.segments, self.factored.sizes)
             return _formed_piece(NormBounds(square, jnp.sqrt(square)))
         return Piece(
-            weighted_products.measure_product(self.factored, self.method),
-            ratio=weighted_products.absolute_ratio(self.factored),
-            sum_error=weighted_products.sum_error(self.factored),
+            measure_product(self.factored, self.method),
+            ratio=absolute_ratio(self.factored),
+            sum_error=sum_error(self.factored),
         )
 
 
@@ -239,7 +244,7 @@ def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], ad
 
 def _formed_piece(size: NormBounds) -> Piece:
     """Describes gradients that are added as they were measured."""
-    return Piece(size, sum_error=weighted_products.FLOAT32_ERROR)
+    return Piece(size, sum_error=FLOAT32_ERROR)
 
 
 def _formed_block(measured: UseGradients) -> int:

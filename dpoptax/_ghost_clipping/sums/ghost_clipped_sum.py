@@ -30,13 +30,14 @@ from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
     collect_gradients,
 )
-from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
-from dpoptax._ghost_clipping.sums.weighted_products import (
+from dpoptax._ghost_clipping.sums.product_sums import (
     FLOAT32_ERROR,
     absolute_ratio,
     is_plain,
     measure_product,
+    product_rounding,
     sum_error,
+    sum_products,
 )
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from dpoptax._ghost_clipping.records.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.records.run_block import ParameterEvaluator
 from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
     NotFactoredError,
