@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
-from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.norms.factor_products import (
     FactoredGradients,
     formed_square,
@@ -98,12 +97,14 @@ class UseSum:
 
     Attributes:
       use: the use.
+      view: the entries of its only parameter.
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
       devices: the devices that share the batch.
       spec: how the sum is sharded over the devices, with the axes of the rule's layout.
     """
 
     use: Use
+    view: View
     factor_dtype: DTypeLike | None
     devices: BatchDevices
     spec: P
@@ -136,7 +137,7 @@ class UseSum:
     def _member(self) -> PlannedUse:
         """Returns the use in one step of its scans, in the layout of its rule."""
         step = dataclasses.replace(self.use, loops=(), rule=self.use.step_rule)
-        return PlannedUse(step, step.rule.layout, view_of_use(self.use))
+        return PlannedUse(step, step.rule.layout, self.view)
 
     def rounding(self, measured: UseGradients) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.
@@ -251,28 +252,14 @@ def _formed_block(measured: UseGradients) -> int:
     return min(block_sums.BLOCK_LENGTH, formed_together(measured.factored.sizes))
 
 
-def leaf_of(use: Use) -> int:
-    """Returns the only parameter of a use."""
-    (leaf,) = use.value.leaves
-    return leaf
-
-
-def view_of_use(use: Use) -> View:
-    """Returns the entries of the only parameter of a use."""
-    planned = read_use(use)
-    assert planned is not None
-    return planned.view
-
-
-def spec_of_sum(use: Use, shape: tuple[int, ...], specs: list[P]) -> P:
-    """Returns how the sum of a use is sharded, in one step of its scans.
+def spec_of_sum(view: View, shape: tuple[int, ...], spec: P) -> P:
+    """Returns how the sum of a use is sharded, with the axes of the view.
 
     It is sharded like the parameter if it is the parameter with permuted axes.
     """
-    spec, axes, own = specs[leaf_of(use)], View.identity(0, shape).axes, view_of_use(use).axes
+    axes, own = View.identity(0, shape).axes, view.axes
     if {runs for runs in own if runs} != {runs for runs in axes if runs}:
         return P()
-    names = [
-        spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None for runs in own
-    ]
-    return P(*names[len(use.loops) :])
+    return P(
+        *(spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None for runs in own)
+    )
