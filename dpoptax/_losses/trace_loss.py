@@ -79,16 +79,6 @@ class TracedLoss:
         return jax.tree.unflatten(self.result_tree, outputs)[1]
 
 
-def trace_batch(
-    loss_fn: Callable[..., PyTree], params: PyTree, examples: Examples, *, has_aux: bool
-) -> TracedLoss:
-    """Traces a loss for one of the examples."""
-    example, key = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (examples.batch, examples.keys)
-    )
-    return trace_loss(loss_fn, params, example, key, has_aux=has_aux)
-
-
 def trace_loss(
     loss_fn: Callable[..., PyTree],
     params: PyTree,

@@ -19,7 +19,7 @@ import optax
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
 
-_KNOWN, _REFERENCE, _FLAGS = 1, 2, 3
+_KNOWN, _REFERENCE, _FLAGS = 1, 2, 2
 
 
 @jax.tree_util.register_dataclass
@@ -190,8 +190,8 @@ def ensure_points(params: PyTree) -> GradientPoints:
 def points_code(tracked: TrackIteratesState | None, followed: ReferenceState | None) -> int:
     """Returns a uint32 that identifies how points were computed, never 0.
 
-    It is part of the format of checkpoints. The lowest bits are flags, of which the third is not
-    used. The others are a checksum of the coefficients, without trailing zeros.
+    It is part of the format of checkpoints. The lowest bits are flags, and the others a checksum of
+    the coefficients, without trailing zeros.
     """
     rows = ((1.0,),) if tracked is None else tracked.rows
     # Adding 0.0 makes −0.0 positive.
