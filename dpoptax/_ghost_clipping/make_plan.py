@@ -13,7 +13,7 @@ import math
 import numpy as np
 from jax import lax
 
-from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.factor_products import Segment
 from dpoptax._ghost_clipping.plan import (
     Plan,
     PlannedUse,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import jax
 
-from dpoptax._ghost_clipping.norms.factor_products import Segment, roundings_of
+from dpoptax._ghost_clipping.factor_products import Segment, roundings_of
 from dpoptax._losses.program import Use
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._losses.views import View

@@ -16,8 +16,8 @@ import pytest
 
 import dpoptax
 from dpoptax._clipped_sum import accumulate as accumulate_module
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import (
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import (
     FactoredGradients,
     MeasuredTerm,
     Segment,

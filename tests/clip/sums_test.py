@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dpoptax.tables
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import FactoredGradients, MeasuredTerm
 from dpoptax._ghost_clipping.sums import ghost_clipped_sum, product_sums
 from dpoptax._rounding import block_sums, bounds, integer_sums
 from tests import helpers

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.sums import product_sums
 from dpoptax._losses import entry_rules
 from dpoptax._release import fixed_point

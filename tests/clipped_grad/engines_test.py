@@ -112,9 +112,9 @@ def test_aux_and_keys_match_their_examples(engine, microbatch_size):
 # The parts of `_ghost_clipping` that each method may import.
 IMPORTED = {
     "vmap": set(),
-    "auto": {"records", "norms", "plan", "make_plan", "sums"},
-    "recompute": {"records", "norms", "plan", "make_plan", "sums", "backward"},
-    "streaming": {"records", "norms", "plan", "make_plan", "sums", "backward"},
+    "auto": {"records", "factor_products", "plan", "make_plan", "sums"},
+    "recompute": {"records", "factor_products", "plan", "make_plan", "sums", "backward"},
+    "streaming": {"records", "factor_products", "plan", "make_plan", "sums", "backward"},
 }
 BACKWARD = {"recompute": {"recomputed_sum"}, "streaming": {"streamed_sum"}}
 _SCRIPT = """

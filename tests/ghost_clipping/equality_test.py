@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import Segment
 from dpoptax._ghost_clipping.records.record_points import Recording, record_point
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import trace_loss

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.transformed import point_differences
 from dpoptax._ghost_clipping.transformed.cotangents import FixedTerm, OuterSum
 from dpoptax._ghost_clipping.transformed.pulled_back_norms import (

@@ -10,7 +10,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import factor_products
 from tests.ghost_clipping.comparison import both, close
 from tests.ghost_clipping.reader_random_test import bounded
 from tests.helpers import equations, slow_but

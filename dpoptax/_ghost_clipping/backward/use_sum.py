@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
-from dpoptax._ghost_clipping.norms.factor_products import (
+from dpoptax._ghost_clipping.factor_products import (
     FactoredGradients,
     formed_square,
     formed_together,

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import (
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import (
     FactoredGradients,
     Segment,
     is_one_hot,

@@ -21,9 +21,9 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import FactoredGradients
 from dpoptax._ghost_clipping.make_plan import make_plan
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._ghost_clipping.plan import fixed_sides
 from dpoptax._ghost_clipping.records.record_points import record_points
 from dpoptax._ghost_clipping.sums.example_gradients import (

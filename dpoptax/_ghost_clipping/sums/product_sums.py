@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 from dpoptax._losses.rules import Sizes
 from dpoptax._rounding import block_sums, integer_sums
 from dpoptax._rounding.bounds import (

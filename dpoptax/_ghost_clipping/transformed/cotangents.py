@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from dpoptax._ghost_clipping.norms.factor_products import Segment, contract
+from dpoptax._ghost_clipping.factor_products import Segment, contract
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding import bounds
 from dpoptax._support.xla import materialize

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
+from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.plan import PlannedUse, Product, PullBackCounts
 from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
