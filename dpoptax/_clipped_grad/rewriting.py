@@ -4,10 +4,9 @@ A rule gets an equation and the `Constants` of the program around it. It returns
 operands that replaces the operation, or `None`.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -16,58 +15,50 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from dpoptax._losses.derived_views import INDEX_ARITHMETIC
 from dpoptax._support.jaxprs import PROGRAM_CALLS, bind, inner_programs, open_jaxpr
 
-# Computes an array.
-_Value: TypeAlias = Callable[[], Any]
 
+class Constants:
+    """Evaluates the arrays of a program that depend on none of its inputs, when asked for one.
 
-class Constants(NamedTuple):
-    """Holds the arrays of a program that depend on none of its inputs.
-
-    Attributes:
-      values: a function for each, so that nothing is computed unless a rule needs it.
-      definitions: the equation that computes each array of the program.
+    `around` is the equation that holds the program, and the constants of the program around it.
     """
 
-    values: dict[Var, _Value]
-    definitions: dict[Var, JaxprEqn]
+    def __init__(
+        self, program: Jaxpr | ClosedJaxpr, around: "tuple[JaxprEqn, Constants] | None" = None
+    ) -> None:
+        self._program, self._around = program, around
+        self._known: dict[Var, np.ndarray | None] = {}
 
-    def get(self, atom: Var | Literal) -> _Value | None:
-        """Returns a function that computes an array, `None` if it may depend on an input."""
-        return (lambda: atom.val) if isinstance(atom, Literal) else self.values.get(atom)
+    def definition(self, atom: Var | Literal) -> JaxprEqn | None:
+        """Returns the equation that computes an array, `None` for inputs and constants."""
+        eqns = open_jaxpr(self._program).eqns
+        return next((eqn for eqn in eqns if any(v is atom for v in eqn.outvars)), None)
 
     def value(self, atom: Var | Literal) -> np.ndarray | None:
         """Returns the value of an array, `None` if it may depend on an input."""
-        found = self.get(atom)
-        return None if found is None else np.asarray(found())
+        if isinstance(atom, Literal):
+            return np.asarray(atom.val)
+        if atom not in self._known:
+            self._known[atom] = self._evaluate(atom)
+        return self._known[atom]
 
-    def inside(self, eqn: JaxprEqn, program: Jaxpr | ClosedJaxpr) -> "Constants":
-        """Returns the constants of a program inside an equation of this one."""
-        inputs = open_jaxpr(program).invars
-        called = eqn.primitive.name in PROGRAM_CALLS and len(inputs) == len(eqn.invars)
-        return find_constants(program, list(map(self.get, eqn.invars)) if called else ())
-
-
-def find_constants(program: Jaxpr | ClosedJaxpr, inputs: Sequence[_Value | None] = ()) -> Constants:
-    """Returns the constants of a program, if some of its inputs are constants."""
-    jaxpr, consts = open_jaxpr(program), getattr(program, "consts", ())
-    found = Constants({}, {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars})
-    for v, x in zip(jaxpr.constvars, consts, strict=False):
-        if not isinstance(x, jax.core.Tracer):
-            found.values[v] = lambda x=x: x
-    found.values.update((v, x) for v, x in zip(jaxpr.invars, inputs, strict=False) if x)
-    for eqn in jaxpr.eqns:
-        operands = list(filter(None, map(found.get, eqn.invars)))
-        if eqn.primitive.name in INDEX_ARITHMETIC and len(operands) == len(eqn.invars):
-            results = functools.cache(functools.partial(_evaluate, eqn, operands))
-            found.values.update(
-                (v, lambda i=i, results=results: results()[i]) for i, v in enumerate(eqn.outvars)
-            )
-    return found
-
-
-def _evaluate(eqn: JaxprEqn, operands: Sequence[_Value]) -> tuple[jax.Array, ...]:
-    with jax.ensure_compile_time_eval():
-        return bind(eqn, [operand() for operand in operands])
+    def _evaluate(self, atom: Var) -> np.ndarray | None:
+        eqn, jaxpr = self.definition(atom), open_jaxpr(self._program)
+        if eqn is not None:
+            arithmetic = eqn.primitive.name in INDEX_ARITHMETIC
+            operands: list[Any] = list(map(self.value, eqn.invars)) if arithmetic else [None]
+            if any(x is None for x in operands):
+                return None
+            with jax.ensure_compile_time_eval():
+                return np.asarray(bind(eqn, operands)[eqn.outvars.index(atom)])
+        if atom in jaxpr.constvars:
+            consts = zip(jaxpr.constvars, getattr(self._program, "consts", ()), strict=False)
+            x = dict(consts).get(atom)
+            return None if x is None or isinstance(x, jax.core.Tracer) else np.asarray(x)
+        around, outside = self._around or (None, self)
+        if around is None or around.primitive.name not in PROGRAM_CALLS:
+            return None
+        same = len(jaxpr.invars) == len(around.invars)
+        return outside.value(around.invars[jaxpr.invars.index(atom)]) if same else None
 
 
 Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., Any] | None]
@@ -75,10 +66,10 @@ Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., Any] | None]
 
 def applies(rule: Rule, program: Jaxpr | ClosedJaxpr, constants: Constants | None = None) -> bool:
     """Returns whether a rule replaces an operation of a program."""
-    constants = constants or find_constants(program)
+    constants = constants or Constants(program)
     return any(
         rule(eqn, constants) is not None
-        or any(applies(rule, x, constants.inside(eqn, x)) for x in inner_programs(eqn.params))
+        or any(applies(rule, x, Constants(x, (eqn, constants))) for x in inner_programs(eqn.params))
         for eqn in open_jaxpr(program).eqns
     )
 
@@ -90,7 +81,7 @@ def evaluate(
     constants: Constants | None = None,
 ) -> list[jax.Array]:
     """Returns the outputs of a program in which a rule replaces operations."""
-    jaxpr, constants = program.jaxpr, constants or find_constants(program)
+    jaxpr, constants = program.jaxpr, constants or Constants(program)
     values = dict(zip(jaxpr.constvars, program.consts, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
 
@@ -124,7 +115,7 @@ def _rewrite_inside(eqn: JaxprEqn, rule: Rule, constants: Constants) -> JaxprEqn
             return type(param)(map(rewrite, param))
         if not isinstance(param, (Jaxpr, ClosedJaxpr)):
             return param
-        own = constants.inside(eqn, param)
+        own = Constants(param, (eqn, constants))
         if not applies(rule, param, own):
             return param
         closed = param if isinstance(param, ClosedJaxpr) else ClosedJaxpr(param, ())

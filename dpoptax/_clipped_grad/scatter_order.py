@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import JaxprEqn
 
 from dpoptax._clipped_grad.rewriting import Constants
 from dpoptax._clipped_grad.xla_rewrites import select_and_place, windows_are_apart
@@ -108,7 +108,7 @@ def _constant_columns(eqn: JaxprEqn, constants: Constants) -> list[tuple[int, np
     """Returns the columns of a scatter's indices that are constant, with their numbers."""
     indices = eqn.invars[1]
     parts, last, stacked = [indices], type_of(indices).ndim - 1, False
-    joined = constants.definitions.get(indices) if isinstance(indices, Var) else None
+    joined = constants.definition(indices)
     if joined and last in (joined.params.get("dimension"), joined.params.get("axis")):
         stacked = joined.primitive.name == "stack"
         if stacked or joined.primitive is lax.concatenate_p:
