@@ -105,6 +105,17 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
             "`m = nnx.merge(graph, params, rest, copy=True)` and `nnx.reseed(m, default=key)`, "
             "with a keyword for each stream of the model, such as dropout=key."
         )
+    if "Context mesh" in str(error):
+        return (
+            "dpoptax: On the devices of a mesh, JAX refuses to index arrays that `loss_fn` closes "
+            "over, such as frozen weights. Write `jax.lax.stop_gradient(weights)[i]`."
+        )
+    if any(map(_is_sparse, jax.tree.leaves(example, is_leaf=_is_sparse))):
+        return (
+            "dpoptax: The examples hold a sparse array of jax.experimental.sparse, which keeps the "
+            "shape of its batch. Pass its arrays, `(x.data, x.indices)` of `x` with n_batch=1, and "
+            "write `x = BCOO(example, shape=shape)` in `loss_fn`, with the shape of one example."
+        )
     shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
     note = (
         f"dpoptax: `loss_fn(params, example{', key' * keyed})` gets one example, the arrays of a "
@@ -119,3 +130,7 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
         "`grad_fn(params, (x, y), mask)`. If the loss needs a key, call `grad_fn(..., key=key, "
         "ids=indices)`."
     )
+
+
+def _is_sparse(node: object) -> bool:
+    return type(node).__module__.startswith("jax.experimental.sparse")  # slow to import
