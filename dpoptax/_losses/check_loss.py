@@ -105,6 +105,11 @@ def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:
             "`m = nnx.merge(graph, params, rest, copy=True)` and `nnx.reseed(m, default=key)`, "
             "with a keyword for each stream of the model, such as dropout=key."
         )
+    if "Context mesh" in str(error):
+        return (
+            "dpoptax: On the devices of a mesh, JAX refuses to index arrays that `loss_fn` closes "
+            "over, such as frozen weights. Write `jax.lax.stop_gradient(weights)[i]`."
+        )
     if any(map(_is_sparse, jax.tree.leaves(example, is_leaf=_is_sparse))):
         return (
             "dpoptax: The examples hold a sparse array of jax.experimental.sparse, which keeps the "
