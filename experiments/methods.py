@@ -106,8 +106,8 @@ class Disk(Method):
     kappa: float = 0.7
     """Gain of predictor and filter, in (0, 1]. 1 is DP-SGD."""
     gamma: float | None = 0.5
-    """Length of the look-ahead, in units of the last step. 0: the Hessian-vector product. None:
-    (1 - kappa) / kappa, which needs one gradient per example instead of two."""
+    """Length of the look-ahead, in units of the last step. None: (1 - kappa) / kappa, which needs
+    one gradient per example instead of two."""
     filter_gain: float | None = None
     """Gain of the filter alone, in (0, 1]. None: kappa. The code published with Opacus swaps the
     weights of the filter, which corresponds to 1 - kappa."""

@@ -21,7 +21,6 @@ FILTERS = {
     "DP-SGD": lambda: optax.identity(),
     "DOPPLER": lambda: dpoptax.doppler(*SECOND_ORDER),
     "DiSK": lambda: dpoptax.disk(0.7, 0.1),
-    "DiSK, exact Hessian": lambda: dpoptax.disk(0.7, 0.0),
     "adaptive Kalman": lambda: dpoptax.adaptive_kalman(0.1),
     "DP-PMLF": lambda: dpoptax.pmlf(3, 0.5, *SECOND_ORDER),
 }

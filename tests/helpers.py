@@ -15,7 +15,7 @@ from dpoptax import accounting
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping import plan
 from dpoptax._losses.read_program import read_program
-from dpoptax._losses.trace_loss import Examples, trace_batch
+from dpoptax._losses.trace_loss import Examples, trace_loss
 from dpoptax._pricing import accountants, events, renyi_accountant
 from dpoptax._release.ledger import count_releases
 from dpoptax._rounding import bounds
@@ -196,7 +196,9 @@ def cancellations():
 def sum_by(engine, loss_fn, clip, points, batch, mask, keys=None):
     """Returns the total of `per_example_sum` or `ghost_clipped_sum`, for a loss without aux."""
     examples = Examples(batch, mask, WholeBatch(len(mask)), keys)
-    loss, points = trace_batch(loss_fn, points, examples, has_aux=False)
+    struct = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)  # noqa: E731
+    example, key = jax.tree.map(struct, (batch, keys))
+    loss = trace_loss(loss_fn, points.points[0], example, key, has_aux=False)
     if engine is per_example_sum:
         return engine(loss, points, examples, clip=clip)[0]
     return engine(read_program(loss), clip, points, examples)[0]

@@ -139,9 +139,10 @@ def clipped_grad(
 
     Warns:
       UserWarning: the gradients of some parameters are exactly zero, because the loss does not use
-        them or stops their gradients. `dpoptax.explain` finds further zero gradients. Or the loss
-        closes over more than 16 MB of arrays: make frozen weights an argument of the jitted step,
-        and call `clipped_grad` inside it. The warning is given when the loss is compiled.
+        them or stops their gradients. "vmap" does not look for them, and `dpoptax.explain` finds
+        more. Or the loss closes over more than 16 MB of arrays: make frozen weights an argument of
+        the jitted step, and call `clipped_grad` inside it. The warning is given when the loss is
+        compiled.
 
     >>> import jax.numpy as jnp
     >>> import dpoptax

@@ -12,7 +12,7 @@ from jax.extend.core import JaxprEqn
 from optax import microbatching
 
 from dpoptax._losses.microbatch_rule import microbatch_rule
-from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_batch
+from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_loss
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
@@ -99,8 +99,10 @@ class BatchSum:
         """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
         batch, ids = records
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        everything = Examples(batch, mask, whole, keys)
-        loss, points = trace_batch(self.loss_fn, points, everything, has_aux=self.has_aux)
+        example, own_key = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys)
+        )
+        loss = trace_loss(self.loss_fn, points.points[0], example, own_key, has_aux=self.has_aux)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys

@@ -13,10 +13,7 @@ import jax
 
 from dpoptax._clipped_sum.clip_per_example import sum_clipped
 from dpoptax._clips.clip import Clip
-from dpoptax._losses.check_loss import may_be_unused
-from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, TracedLoss
-from dpoptax._losses.zero_gradients import warn_of_unused
 from dpoptax._points.points import GradientPoints, weigh
 from dpoptax._support.tree import PyTree
 
@@ -33,8 +30,6 @@ def per_example_sum(
 
     With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in units of it.
     """
-    if may_be_unused(loss.program.jaxpr, loss.parameters):
-        warn_of_unused(read_program(loss), points.points[0])
     differentiate = jax.grad(loss.function, has_aux=True)
 
     def combine(*grads: jax.Array) -> jax.Array:

@@ -4,7 +4,6 @@ A rule gets an equation and the `Constants` of the program around it. It returns
 operands that replaces the operation, or `None`.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -13,16 +12,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from dpoptax._losses.derived_views import INDEX_ARITHMETIC
 from dpoptax._support.jaxprs import PROGRAM_CALLS, bind, inner_programs, open_jaxpr
-
-# Primitives of the arithmetic of indices, which `Constants` evaluates.
-_INDEX_ARITHMETIC = frozenset(
-    {
-        "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq", "ge", "gt",
-        "iota", "jit", "le", "lt", "max", "min", "mul", "pjit", "reshape", "select_n", "slice",
-        "squeeze", "stack", "sub", "transpose",
-    }
-)  # fmt: skip
 
 
 class Constants:
@@ -32,65 +23,42 @@ class Constants:
     """
 
     def __init__(
-        self,
-        program: Jaxpr | ClosedJaxpr,
-        around: "tuple[JaxprEqn, Constants] | None" = None,
+        self, program: Jaxpr | ClosedJaxpr, around: "tuple[JaxprEqn, Constants] | None" = None
     ) -> None:
-        self._jaxpr, self._around = open_jaxpr(program), around
-        self._consts = getattr(program, "consts", ())
-
-    @functools.cached_property
-    def _values(self) -> dict[Var, Any]:
-        consts = zip(self._jaxpr.constvars, self._consts, strict=False)
-        return {v: x for v, x in consts if not isinstance(x, jax.core.Tracer)}
-
-    @functools.cached_property
-    def _outside(self) -> "dict[Var, tuple[Constants, Var | Literal]]":
-        """The inputs that are constants of the program around it."""
-        if self._around is None:
-            return {}
-        (eqn, constants), inputs = self._around, self._jaxpr.invars
-        if eqn.primitive.name not in PROGRAM_CALLS or len(inputs) != len(eqn.invars):
-            return {}
-        pairs = zip(inputs, eqn.invars, strict=True)
-        return {v: (constants, x) for v, x in pairs if constants._is_known(x)}
-
-    @functools.cached_property
-    def _definitions(self) -> dict[Var, tuple[JaxprEqn, int]]:
-        return {v: (eqn, i) for eqn in self._jaxpr.eqns for i, v in enumerate(eqn.outvars)}
-
-    @functools.cached_property
-    def _known(self) -> set[Var]:
-        known = {*self._values, *self._outside}
-        for eqn in self._jaxpr.eqns:
-            operands = (v for v in eqn.invars if not isinstance(v, Literal))
-            if eqn.primitive.name in _INDEX_ARITHMETIC and known.issuperset(operands):
-                known.update(eqn.outvars)
-        return known
+        self._program, self._around = program, around
+        self._known: dict[Var, np.ndarray | None] = {}
 
     def definition(self, atom: Var | Literal) -> JaxprEqn | None:
         """Returns the equation that computes an array, `None` for inputs and constants."""
-        found = None if isinstance(atom, Literal) else self._definitions.get(atom)
-        return found and found[0]
-
-    def _is_known(self, atom: Var | Literal) -> bool:
-        return isinstance(atom, Literal) or atom in self._known
+        eqns = open_jaxpr(self._program).eqns
+        return next((eqn for eqn in eqns if any(v is atom for v in eqn.outvars)), None)
 
     def value(self, atom: Var | Literal) -> np.ndarray | None:
         """Returns the value of an array, `None` if it may depend on an input."""
-        return np.asarray(self._evaluate(atom)) if self._is_known(atom) else None
-
-    def _evaluate(self, atom: Var | Literal) -> Any:
         if isinstance(atom, Literal):
-            return atom.val
-        if atom in self._outside:
-            constants, outside = self._outside[atom]
-            return constants._evaluate(outside)
-        if atom not in self._values:
-            eqn, place = self._definitions[atom]
+            return np.asarray(atom.val)
+        if atom not in self._known:
+            self._known[atom] = self._evaluate(atom)
+        return self._known[atom]
+
+    def _evaluate(self, atom: Var) -> np.ndarray | None:
+        eqn, jaxpr = self.definition(atom), open_jaxpr(self._program)
+        if eqn is not None:
+            arithmetic = eqn.primitive.name in INDEX_ARITHMETIC
+            operands: list[Any] = list(map(self.value, eqn.invars)) if arithmetic else [None]
+            if any(x is None for x in operands):
+                return None
             with jax.ensure_compile_time_eval():
-                self._values[atom] = bind(eqn, [self._evaluate(v) for v in eqn.invars])[place]
-        return self._values[atom]
+                return np.asarray(bind(eqn, operands)[eqn.outvars.index(atom)])
+        if atom in jaxpr.constvars:
+            consts = zip(jaxpr.constvars, getattr(self._program, "consts", ()), strict=False)
+            x = dict(consts).get(atom)
+            return None if x is None or isinstance(x, jax.core.Tracer) else np.asarray(x)
+        around, outside = self._around or (None, self)
+        if around is None or around.primitive.name not in PROGRAM_CALLS:
+            return None
+        same = len(jaxpr.invars) == len(around.invars)
+        return outside.value(around.invars[jaxpr.invars.index(atom)]) if same else None
 
 
 Rule: TypeAlias = Callable[[JaxprEqn, Constants], Callable[..., Any] | None]

@@ -60,12 +60,7 @@ def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: fl
         layout.check_batch(mask.shape[0])
         specs = layout.specs(points.points[0])
         everywhere = jax.tree.broadcast(P(), points)
-        point_specs = dataclasses.replace(
-            everywhere,
-            points=tuple(specs for _ in points.points),
-            tangent=None if points.tangent is None else specs,
-        )
-
+        point_specs = dataclasses.replace(everywhere, points=tuple(specs for _ in points.points))
         whole = WholeBatch(mask.shape[0], layout.shards)
         sum_devices = device_adder(layout, whole, bound)
 

@@ -4,7 +4,7 @@
 Imports go one way:
 
 - `records` runs the loss forward and backward, and records operands and cotangents.
-- `norms` bounds the norms of per-example gradients from these factors.
+- `factor_products` bounds the norms of per-example gradients from these factors.
 - `transformed` does so for kernels computed from parameters.
 - `plan` chooses, for each parameter, how its norms and its sum are computed. `make_plan` does
   so for parameters that are used several times, in parts, or computed on.

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from dpoptax._ghost_clipping.cost_model import kept_share
 from dpoptax._ghost_clipping.make_plan import make_plan
-from dpoptax._ghost_clipping.plan import Plan, Product
+from dpoptax._ghost_clipping.plan import Plan, Product, kept_share
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.program import Program, Use
@@ -175,32 +174,19 @@ def explain(
         ]
         found.append((program.unused, rows, size))
 
+    def value(params: PyTree, example: PyTree, key: PyTree, frozen: PyTree) -> jax.Array:
+        args = (params, example) if key is None else (params, example, key)
+        out = loss_fn(*args) if frozen is None else loss_fn(*args, frozen=frozen)
+        return out[0] if has_aux else out
+
     jax.eval_shape(read, frozen)
     ((unused, rows, size),) = found
-    zeros = unused | _zero_gradients(loss_fn, params, example, key, has_aux, frozen)
+    zeros = unused | find_zero_gradients(value, params, example, key, frozen)
     for leaf in zeros:
         rows[leaf] = dataclasses.replace(rows[leaf], rule="zero", vanishes=True)
     constant = describe_constant([rows[leaf].parameter for leaf in sorted(zeros - unused)])
     notes = filter(None, [constant, describe_unused(unused, params), _describe_shortened(rows)])
     return Explanation(tuple(rows), "\n\n".join(notes), batch_size, size)
-
-
-def _zero_gradients(
-    loss_fn: Callable[..., PyTree],
-    params: PyTree,
-    example: PyTree,
-    key: jax.Array | jax.ShapeDtypeStruct | None,
-    has_aux: bool,
-    frozen: PyTree,
-) -> frozenset[int]:
-    """Returns the parameters with zero gradients for an example, if all arguments are arrays."""
-
-    def loss(params: PyTree, example: PyTree, key: PyTree, frozen: PyTree) -> jax.Array:
-        args = (params, example) if key is None else (params, example, key)
-        out = loss_fn(*args) if frozen is None else loss_fn(*args, frozen=frozen)
-        return out[0] if has_aux else out
-
-    return find_zero_gradients(loss, params, example, key, frozen)
 
 
 def _describe_shortened(rows: list[ParameterExplanation]) -> str:

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from jax import lax
 
-from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.factor_products import Segment
 from dpoptax._ghost_clipping.plan import (
     Plan,
     PlannedUse,
@@ -155,14 +155,10 @@ def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
         return []
     from dpoptax._ghost_clipping.transformed.point_differences import count_parts
 
-    found = count_parts(use, program.parameters, points)
-    members = []
-    for leaf, layout, counts in found:
-        view = View.identity(leaf, tuple(program.parameters[leaf].shape)).reshape(layout.split)
-        if view is None:
-            return []
-        members.append(PlannedUse(use, layout, view, pull_back_counts=counts))
-    return members
+    return [
+        PlannedUse(use, layout, View.identity(leaf, layout.split), pull_back_counts=counts)
+        for leaf, layout, counts in count_parts(use, program.parameters, points)
+    ]
 
 
 def _join_uses(

@@ -1,28 +1,15 @@
 """Checks the user's parameters and loss."""
 
-import itertools
 import warnings
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr
 
-from dpoptax._support.jaxprs import (
-    INLINED_CALLS,
-    REMATERIALIZED_CALLS,
-    ZERO_DERIVATIVE_PRIMITIVES,
-    carries_gradient,
-    equations,
-    programs,
-    subprograms,
-    type_of,
-)
+from dpoptax._support.jaxprs import programs
 from dpoptax._support.tree import PyTree, check_arrays, is_narrow, is_real, is_variable, nnx_kinds
 
 _MAX_CONSTANT_BYTES = 16_000_000
-# Calls whose operands and results are those of one inner program.
-_FOLLOWED_CALLS = INLINED_CALLS | REMATERIALIZED_CALLS | {"scan"}
 
 
 def check_parameters(params: PyTree) -> None:
@@ -104,44 +91,6 @@ def warn_of_constants(program: ClosedJaxpr) -> None:
             "jitted step, and call `dpoptax.clipped_grad` inside it with the loss that uses them.",
             stacklevel=2,
         )
-
-
-def check_forward(program: ClosedJaxpr) -> None:
-    """Raises an error for a forward derivative that JAX cannot differentiate in reverse."""
-    if any(eqn.primitive.name == "custom_lin" for eqn in equations(program)):
-        raise TypeError(
-            "`loss_fn` must not contain a `jax.custom_vjp` for a Hessian-vector product, as of "
-            "`dpoptax.disk(gamma=0)`, because JAX has no forward derivative of it. Pass a small "
-            "`gamma` such as 0.01, or define the derivative by `jax.custom_jvp`."
-        )
-
-
-def may_be_unused(program: Jaxpr, parameters: int) -> bool:
-    """Returns whether the loss may not use some parameters, which are the first inputs."""
-    reached = _reached_inputs(program, [True] + [False] * (len(program.outvars) - 1))
-    return not all(reached[:parameters])
-
-
-def _reached_inputs(program: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
-    """Returns which inputs get a gradient from the given outputs. It may omit some."""
-    reached = set(filter(_carries, itertools.compress(program.outvars, outputs)))
-    for eqn in reversed(program.eqns):
-        used = [v in reached for v in eqn.outvars]
-        if any(used) and eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES:
-            operands = itertools.compress(eqn.invars, _reached_operands(eqn, used))
-            reached.update(filter(_carries, operands))
-    return [v in reached for v in program.invars]
-
-
-def _reached_operands(eqn: JaxprEqn, used: Sequence[bool]) -> list[bool]:
-    if eqn.primitive.name not in _FOLLOWED_CALLS:
-        return [True] * len(eqn.invars)
-    (inner,) = subprograms(eqn.params)
-    return _reached_inputs(inner, used)
-
-
-def _carries(atom: Var | Literal) -> bool:
-    return isinstance(atom, Var) and carries_gradient(type_of(atom))
 
 
 def failure_note(error: Exception, example: PyTree, keyed: bool) -> str:

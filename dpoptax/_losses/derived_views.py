@@ -1,7 +1,6 @@
 """Finds which entries of parameters a derived value holds, and how it was computed."""
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +19,17 @@ from dpoptax._support.jaxprs import CUSTOM_DERIVATIVE_CALLS, subprograms, type_o
 from dpoptax._support.tree import is_narrow, is_real
 
 _MOST_INTEGERS = 1 << 20  # computed while the loss is traced
-# Operations with the same results everywhere. Others may read a mesh, a platform or a host.
-_INTEGER_OPERATIONS = {
-    "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq", "expand_dims",
-    "ge", "gt", "iota", "le", "lt", "max", "min", "mul", "neg", "rem", "reshape", "rev", "select_n",
-    "slice", "squeeze", "sub", "transpose",
-}  # fmt: skip
+INDEX_ARITHMETIC = frozenset(
+    {
+        "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq",
+        "expand_dims", "ge", "gt", "iota", "jit", "le", "lt", "max", "min", "mul", "neg", "pjit",
+        "rem", "reshape", "rev", "select_n", "slice", "squeeze", "stack", "sub", "transpose",
+    }
+)  # fmt: skip
+"""Operations on indices with the same results everywhere.
+
+Others may read a mesh, a platform or a host.
+"""
 
 
 def find_view(value: DerivedValue) -> View | None:
@@ -65,18 +69,20 @@ def _view_of_move(move: Result, view: View) -> View | None:
         return None
     if not all(is_real(type_of(v).dtype) for v in eqn.outvars):
         return None
-    lead = len(moved.scans)
+    # The operation moves entries within each step of the enclosing scans.
+    steps = view.axes[: len(moved.scans)]
+    own = dataclasses.replace(view, axes=view.axes[len(steps) :])
+    found: View | None = None
     if name == "split":
-        return view.split(eqn.params["axis"] + lead, eqn.params["sizes"])[move.index]
-    if len(eqn.outvars) != 1:
-        return None
-    if name == "gather":
-        known = None if lead else _known_integers(operands[1])
-        return None if known is None else view.gather(eqn.params, known)
-    others = [v.origin for v in operands if v is not moved]
-    constants = [origin.value if isinstance(origin, Constant) else None for origin in others]
-    params = _add_scan_axes(view.shape[:lead], name, eqn.params)
-    return view_of_result(view, name, params, constants)
+        found = own.split(eqn.params["axis"], eqn.params["sizes"])[move.index]
+    elif name == "gather":
+        known = _known_integers(operands[1])
+        found = None if known is None else own.gather(eqn.params, known)
+    elif len(eqn.outvars) == 1:
+        others = [v.origin for v in operands if v is not moved]
+        constants = [origin.value if isinstance(origin, Constant) else None for origin in others]
+        found = view_of_result(own, name, eqn.params, constants)
+    return None if found is None else dataclasses.replace(found, axes=steps + found.axes)
 
 
 def find_tiles(value: DerivedValue) -> tuple[int, tuple[View, ...]] | None:
@@ -141,29 +147,7 @@ def _known_integers(value: DerivedValue) -> np.ndarray | None:
         return None
     eqn = origin.step.eqn
     operands = [_known_integers(v) for v in origin.operands]
-    if eqn.primitive.name not in _INTEGER_OPERATIONS or any(v is None for v in operands):
+    if eqn.primitive.name not in INDEX_ARITHMETIC or any(v is None for v in operands):
         return None
     with jax.ensure_compile_time_eval():
         return np.asarray(eqn.primitive.bind(*operands, **eqn.params))
-
-
-def _add_scan_axes(steps: tuple[int, ...], name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of an operation for all steps of the enclosing scans."""
-    lead, params = len(steps), dict(params)
-    front = tuple(range(lead))
-    if name == "reshape":
-        params["new_sizes"] = (*steps, *params["new_sizes"])
-    elif name == "transpose":
-        params["permutation"] = (*front, *(i + lead for i in params["permutation"]))
-    elif name == "squeeze":
-        params["dimensions"] = tuple(i + lead for i in params["dimensions"])
-    elif name == "broadcast_in_dim":
-        params["shape"] = (*steps, *params["shape"])
-        kept = (i + lead for i in params["broadcast_dimensions"])
-        params["broadcast_dimensions"] = (*front, *kept)
-    elif name == "slice":
-        starts = params["start_indices"]
-        params["strides"] = (*(1 for _ in steps), *(params["strides"] or (1 for _ in starts)))
-        params["start_indices"] = (*(0 for _ in steps), *starts)
-        params["limit_indices"] = (*steps, *params["limit_indices"])
-    return params

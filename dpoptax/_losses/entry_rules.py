@@ -60,23 +60,21 @@ def _is_part(value: DerivedValue, parameters: Sequence[ShapedArray]) -> bool:
 class Lookup(Rule):
     """Reads whole rows of a table at positions that depend on the data.
 
-    This covers every `gather` and `dynamic_slice` that reads one window of rows along one axis, and
-    all entries along the others, from one or several stacked tables.
+    This covers every `gather` and `dynamic_slice` that reads one row along one axis, and all
+    entries along the others, from one or several stacked tables.
 
     Attributes:
       layout: the tables, the axis that is indexed, and the axes along a row.
-      positions: the number of rows read from each table; each lookup reads `window` rows.
-      window: the number of consecutive rows that one lookup reads.
+      positions: the number of rows read from each table.
       index_axes: the axes of the indices in the order tables, lookups, components.
       component: the component of an index that belongs to the indexed axis.
       last: the largest start inside the table for each component; 0 along whole axes.
-      output_axes: the axes of the output in the order tables, lookups, window, row.
+      output_axes: the axes of the output in the order tables, lookups, row.
       drop: whether a lookup outside the table has no gradient; otherwise it is clamped.
     """
 
     layout: FactorLayout
     positions: int
-    window: int
     index_axes: tuple[int, ...]
     component: int
     last: tuple[int, ...]
@@ -94,12 +92,9 @@ class Lookup(Rule):
         axis = _indexed_axis(shape, sizes, tables, d.start_index_map)
         if axis is None:
             return None
-        window, layout = sizes[axis], _table_layout(shape, tables, axis)
+        layout = _table_layout(shape, tables, axis)
         table_axes = tuple(map(int, d.start_indices_batching_dims))
         lookup_axes = tuple(i for i in range(len(lookups)) if i not in table_axes)
-        positions = window * math.prod(lookups[i] for i in lookup_axes)
-        if not _saves_work(window, positions, shape):
-            return None
         # The output has the axes of the indices. At `offset_dims` it has the axes of the operand,
         # except collapsed axes and those of stacked tables.
         out = range(len(lookups) + len(d.offset_dims))
@@ -108,8 +103,7 @@ class Lookup(Rule):
         place = dict(zip(kept, map(int, d.offset_dims), strict=True))
         return cls(
             layout,
-            positions,
-            window,
+            math.prod(lookups[i] for i in lookup_axes),
             index_axes=(*table_axes, *lookup_axes, len(indices) - 1),
             component=d.start_index_map.index(axis),
             last=tuple(shape[i] - sizes[i] for i in d.start_index_map),
@@ -125,27 +119,22 @@ class Lookup(Rule):
         shape, sizes = type_of(eqn.invars[0]).shape, eqn.params["slice_sizes"]
         if _indexed_axis(shape, sizes, (), (axis,)) is None:
             return None
-        window, layout = sizes[axis], _table_layout(shape, (), axis)
-        if not _saves_work(window, window, shape):
-            return None
-        last, axes = (shape[axis] - window,), (axis, *layout.columns)
-        return cls(layout, window, window, (), 0, last, output_axes=axes, drop=False)
+        layout = _table_layout(shape, (), axis)
+        axes = (axis, *layout.columns)
+        return cls(layout, 1, (), 0, (shape[axis] - 1,), output_axes=axes, drop=False)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         tables, _, width = self.layout.sizes
         columns = cotangent.transpose(self.output_axes).reshape(tables, self.positions, width)
-        lookups = self.positions // self.window
-        starts = operand.transpose(self.index_axes).reshape(tables, lookups, len(self.last))
+        starts = operand.transpose(self.index_axes).reshape(tables, self.positions, len(self.last))
         # Clamping in the dtype of the indices avoids wrapping around in a narrower dtype.
         most = int(jnp.iinfo(starts.dtype).max)
         clamped = jnp.clip(starts, 0, jnp.array([min(n, most) for n in self.last], starts.dtype))
         if self.drop:
             # An index is inside the table if clamping does not change it.
-            inside = jnp.repeat(jnp.all(starts == clamped, axis=-1), self.window, axis=1)
+            inside = jnp.all(starts == clamped, axis=-1)
             columns = jnp.where(inside[..., None], columns, 0)
-        first = clamped[..., self.component].astype(jnp.int32)
-        index = first[..., None] + jnp.arange(self.window, dtype=jnp.int32)
-        return index.reshape(tables, self.positions), columns
+        return clamped[..., self.component].astype(jnp.int32), columns
 
 
 def _indexed_axis(
@@ -153,20 +142,10 @@ def _indexed_axis(
 ) -> int | None:
     """Returns the axis along which whole rows are read; `None` for other slices."""
     cut = [i for i, n in enumerate(shape) if i not in tables and sizes[i] != n]
-    # If a slice holds the whole table, the axis with the fewest rows costs least.
-    axes = cut or sorted(map(int, indexed), key=lambda i: sizes[i])[:1]
-    if len(axes) != 1 or axes[0] not in indexed or not sizes[axes[0]]:
+    axes = cut or [int(i) for i in indexed if sizes[i] == 1][:1]  # or a table of one row
+    if len(axes) != 1 or axes[0] not in indexed or sizes[axes[0]] != 1:
         return None
     return axes[0]
-
-
-def _saves_work(window: int, positions: int, shape: tuple[int, ...]) -> bool:
-    """Returns whether reading rows one by one is cheaper than forming gradients.
-
-    The norm takes one comparison for each pair of positions. If there are more pairs than entries
-    of the table, the per-example gradient is cheaper.
-    """
-    return window == 1 or positions**2 <= math.prod(shape)
 
 
 def _table_layout(shape: tuple[int, ...], tables: tuple[int, ...], axis: int) -> FactorLayout:

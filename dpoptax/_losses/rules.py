@@ -161,13 +161,16 @@ class Convolution(Rule):
             return None
         numbers, groups = p["dimension_numbers"], p["feature_group_count"]
         shape, out = type_of(eqn.invars[1]).shape, type_of(eqn.outvars[0]).shape
-        # Groups divide the output channels. The kernel of each group is a matrix of offsets and
-        # input channels by output channels.
+        # The kernel is a matrix of offsets and input channels by output channels. Groups divide the
+        # output channels.
         out_axis, in_axis, *spatial = numbers.rhs_spec
-        split = (*shape[:out_axis], groups, shape[out_axis] // groups, *shape[out_axis + 1 :])
-        moved = [i + (i > out_axis) for i in (*spatial, in_axis)]
+        layout = FactorLayout(shape, (), (*spatial, in_axis), (out_axis,))
+        if groups > 1:
+            split = (*shape[:out_axis], groups, shape[out_axis] // groups, *shape[out_axis + 1 :])
+            moved = tuple(i + (i > out_axis) for i in layout.rows)
+            layout = FactorLayout(split, (out_axis,), moved, (out_axis + 1,))
         return cls(
-            FactorLayout(split, (out_axis,), tuple(moved), (out_axis + 1,)),
+            layout,
             math.prod(out) // shape[out_axis],
             numbers,
             tuple(shape[i] for i in spatial),

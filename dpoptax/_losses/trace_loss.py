@@ -10,7 +10,6 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from dpoptax._losses.check_loss import (
-    check_forward,
     check_parameters,
     check_result,
     failure_note,
@@ -21,7 +20,6 @@ from dpoptax._losses.example_separation import (
     check_separate,
     converges_jointly_on_tpu,
 )
-from dpoptax._points.points import GradientPoints, weigh
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._support.jaxprs import equations
 from dpoptax._support.tree import PyTree
@@ -81,45 +79,6 @@ class TracedLoss:
         return jax.tree.unflatten(self.result_tree, outputs)[1]
 
 
-def trace_batch(
-    loss_fn: Callable[..., PyTree], points: GradientPoints, examples: Examples, *, has_aux: bool
-) -> tuple[TracedLoss, GradientPoints]:
-    """Traces a loss for one of the examples, and returns it with points without a tangent."""
-    loss_fn, points = _absorb_tangent(loss_fn, points, has_aux=has_aux)
-    example, key = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (examples.batch, examples.keys)
-    )
-    return trace_loss(loss_fn, points.points[0], example, key, has_aux=has_aux), points
-
-
-def _absorb_tangent(
-    loss_fn: Callable[..., PyTree], points: GradientPoints, *, has_aux: bool
-) -> tuple[Callable[..., PyTree], GradientPoints]:
-    """Returns a loss and points without a tangent that have the same gradients.
-
-    w ∇ℓ(x) + ∇²ℓ(x) v is the gradient of w ℓ(x) + ⟨∇ℓ(x), v⟩, a loss with one forward derivative.
-    """
-    if points.tangent is None:
-        return loss_fn, points
-    if len(points.points) > 1:
-        raise ValueError(
-            f"A `tangent` must have a single gradient point, got {len(points.points)} points."
-        )
-    (weight,) = points.weights
-
-    def add(value: jax.Array, slope: jax.Array) -> jax.Array:
-        return weigh(value, weight) + slope
-
-    def loss(params: PyTree, *inputs: PyTree) -> PyTree:
-        out, slopes = jax.jvp(lambda x: loss_fn(x, *inputs), (params,), (points.tangent,))
-        if not has_aux:
-            return jax.tree.map(add, out, slopes)
-        is_pair = isinstance(out, tuple) and len(out) == 2
-        return (jax.tree.map(add, out[0], slopes[0]), out[1]) if is_pair else out
-
-    return loss, dataclasses.replace(points, weights=(1.0,), tangent=None)
-
-
 def trace_loss(
     loss_fn: Callable[..., PyTree],
     params: PyTree,
@@ -149,7 +108,6 @@ def trace_loss(
     check_result(shapes, has_aux)
     is_mapped = not program.effects and all(map(_is_mapped, equations(program)))
     if not is_mapped:
-        check_forward(program)
         check_separate(program, parameters)
     warn_of_constants(program)
     return TracedLoss(function, program, parameters, jax.tree.structure(shapes), is_mapped)

@@ -5,7 +5,6 @@ scale, the gradient of such a view has the same norm as the gradient of the para
 of a parameter can be compared entry by entry.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -63,24 +62,12 @@ def _split_front(runs: list[tuple[int, int]], size: int) -> AxisRuns | None:
     return tuple(taken)
 
 
-def _are_apart(runs: Sequence[tuple[int, int]]) -> bool:
-    """Returns whether all indices of runs (size, stride) have different positions.
-
-    This holds if each stride exceeds the distance that all smaller ones cover together.
-    """
-    covered = 0
-    for size, stride in sorted((run for run in runs if run[0] > 1), key=lambda run: run[1]):
-        if stride <= covered:
-            return False
-        covered += (size - 1) * stride
-    return True
-
-
 @dataclasses.dataclass(frozen=True)
 class View:
     """Describes entries of one parameter.
 
-    The entries are scale · parameter.ravel()[offset + strides · index].
+    The entries are scale · parameter.ravel()[offset + strides · index]. Each entry occurs at most
+    once: operations start from all entries, and only permute or drop some.
     """
 
     leaf: int
@@ -172,7 +159,7 @@ class View:
         # A permutation of all entries is a transposition, which is faster than a scatter. Axes are
         # not joined, since a reshape of a sharded axis would gather it.
         apart = sum(self.axes, ())
-        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in apart):
+        if math.prod(self.shape) == math.prod(shape):
             order = sorted(range(len(apart)), key=lambda i: -apart[i][1])
             return values.reshape([n for n, _ in apart]).transpose(order).reshape(shape)
         runs = merge_runs(apart)
@@ -188,9 +175,7 @@ class View:
         for size, stride in runs:
             positions = (positions[:, None] + stride * jnp.arange(size)[None]).ravel()
         flat = jnp.zeros(math.prod(shape), values.dtype)
-        # An entry that gets one value has no order of additions.
-        scope = jax.named_scope(ANY_ORDER) if _are_apart(runs) else contextlib.nullcontext()
-        with scope:
+        with jax.named_scope(ANY_ORDER):  # each entry gets at most one value
             return flat.at[positions].add(values.ravel()).reshape(shape)
 
     def entries_of(self, entries: np.ndarray) -> np.ndarray:

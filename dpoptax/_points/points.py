@@ -1,31 +1,35 @@
-"""Defines gradient points, and a transform that stores iterates for them."""
+"""Defines gradient points, a transform that stores iterates for them, and a check of their use.
+
+If gradients were not taken at the points that an optimizer's state asks for, a method such as
+`disk` has no effect. The code of the points is static in a `ClippedSum`, and an array in the state
+of the noise stage that released the sum.
+"""
 
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import ArrayLike
 
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
 
-_KNOWN, _REFERENCE, _FLAGS = 1, 2, 3
+_KNOWN, _REFERENCE, _FLAGS = 1, 2, 2
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientPoints:
     """Holds the public points and weights at which per-example gradients are taken.
 
     `dpoptax.clipped_grad` clips the per-example quantity
 
-        g(ξ) = Σ_j w_j ∇ℓ(x_j; ξ)  [+ ∇²ℓ(x_0; ξ) v],
+        g(ξ) = Σ_j w_j ∇ℓ(x_j; ξ),
 
     a fixed linear combination of that example's gradients at released parameters. Its sensitivity
     is the clipping bound, for any points and weights. `dpoptax.gradient_points` returns instances.
@@ -35,10 +39,7 @@ class GradientPoints:
 
     Attributes:
       points: the x_j, each shaped like the parameters.
-      weights: the w_j, scalars. Python floats are static: they are known while a step is traced,
-        and other floats compile it again. Pass float32 arrays for weights that change.
-      tangent: v, shaped like the parameters, for a per-example Hessian-vector product at a single
-        point; `None` for none.
+      weights: the w_j, Python floats. Static: other weights compile a step again.
       reference: public data for a clip that follows the run, see `ReferenceState`; `None` for
         none.
       code: how the points were computed, see `points_code`, which methods check. 0 for points made
@@ -46,25 +47,13 @@ class GradientPoints:
     """
 
     points: tuple[PyTree, ...]
-    weights: tuple[float | jax.Array, ...]
-    tangent: PyTree = None
+    weights: tuple[float, ...] = dataclasses.field(metadata={"static": True})
     reference: PyTree = None
-    code: int = 0
+    code: int = dataclasses.field(default=0, metadata={"static": True})
 
-    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """Returns the arrays, and the weights that are floats with the code."""
-        fixed = self.weights if _are_floats(self.weights) else None
-        weights = () if fixed is not None else self.weights
-        names = ("points", "weights", "tangent", "reference")
-        arrays = self.points, weights, self.tangent, self.reference
-        keys = map(jax.tree_util.GetAttrKey, names)
-        return tuple(zip(keys, arrays, strict=True)), (fixed, self.code)
-
-    @classmethod
-    def tree_unflatten(cls, static: Any, arrays: Any) -> "GradientPoints":
-        """Returns points from the parts of `tree_flatten_with_keys`."""
-        (fixed, code), (points, weights, tangent, reference) = static, arrays
-        return cls(points, weights if fixed is None else fixed, tangent, reference, code)
+    def __post_init__(self) -> None:
+        if not all(isinstance(weight, float) for weight in self.weights):
+            raise TypeError(f"`weights` must be Python floats, got {self.weights}.")
 
 
 @jax.tree_util.register_dataclass
@@ -73,26 +62,14 @@ class TrackIteratesState(SerializableState):
     """Holds the state of `track_iterates`.
 
     Attributes:
-      count: the number of updates so far, int32.
       iterates: x_{t−1}, x_{t−2}, …, newest first, each shaped like the parameters.
-      weights: the weights of the next step's points, float32 of shape (points,).
-      tangent_weight: the weight of the Hessian-vector product, float32 scalar, or `None`.
       rows: the mixing coefficients: point j is Σ_i `rows[j][i]` x_{t−i}. Static.
-      tangent_row: those for the direction of the Hessian-vector product. Static.
-      fixed_weights: the weights as numbers, if they do not depend on the step. Static.
+      weights: the weights of the points. Static.
     """
 
-    count: jax.Array
     iterates: tuple[PyTree, ...]
-    weights: jax.Array
-    tangent_weight: jax.Array | None
     rows: tuple[tuple[float, ...], ...] = dataclasses.field(metadata={"static": True})
-    tangent_row: tuple[float, ...] | None = dataclasses.field(
-        default=None, metadata={"static": True}
-    )
-    fixed_weights: tuple[float, ...] | None = dataclasses.field(
-        default=None, metadata={"static": True}
-    )
+    weights: tuple[float, ...] = dataclasses.field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -110,19 +87,15 @@ class ReferenceState(SerializableState):
 
 
 def track_iterates(
-    rows: Sequence[Sequence[float]],
-    weights: Sequence[float] | Callable[[jax.Array], ArrayLike],
-    *,
-    tangent_row: Sequence[float] | None = None,
-    tangent_weight: float | Callable[[jax.Array], ArrayLike] | None = None,
+    rows: Sequence[Sequence[float]], weights: Sequence[float]
 ) -> optax.GradientTransformation:
     """Stores iterates for gradient points, and does not change updates.
 
     With iterates x_t, x_{t−1}, …, x_{t−k+1}, the points are x_j = Σ_i `rows[j][i]` x_{t−i}. The
-    clipped quantity is Σ_j weights[j] ∇ℓ(x_j; ξ) + tangent_weight · ∇²ℓ(x_0; ξ) Σ_i tangent_row[i]
-    x_{t−i}. The iterates are the `params` passed to `update`, so they are correct for any learning
-    rate, schedule or weight decay. Before step k, x_0 replaces the missing iterates.
-    `dpoptax.gradient_points` finds the state in the optimizer's state.
+    clipped quantity is Σ_j weights[j] ∇ℓ(x_j; ξ). The iterates are the `params` passed to
+    `update`, so they are correct for any learning rate, schedule or weight decay. Before step k,
+    x_0 replaces the missing iterates. `dpoptax.gradient_points` finds the state in the optimizer's
+    state.
 
     Memory: k − 1 copies of the parameters. A step that donates parameters and optimizer state
     should return the state first; otherwise `jax.jit` copies the parameters twice.
@@ -132,68 +105,38 @@ def track_iterates(
     Args:
       rows: the mixing weights, k per point: `rows[j][i]` is the weight of x_{t−i} in point j. If a
         row sums to 1, the point is an affine combination of iterates.
-      weights: one weight per point, or a function of the step count that returns them (JAX
-        scalars).
-      tangent_row: k coefficients for the direction of the Hessian-vector product.
-      tangent_weight: the weight of the product, or a function of the step count.
+      weights: one weight per point.
 
     Returns:
       An `optax.GradientTransformation`; `update` needs `params`.
 
     Raises:
-      ValueError: rows are empty or differ in length, there is not one weight per row, only one of
-        the two tangent arguments is given, or they are given with several rows.
+      ValueError: rows are empty or differ in length, or there is not one weight per row.
 
     >>> tx = track_iterates(rows=[(1.5, -0.5)], weights=[1.0])   # the look-ahead x + (x − x')/2
     """
     mixing = tuple(tuple(float(c) for c in row) for row in rows)
     if not mixing or not mixing[0] or len({len(row) for row in mixing}) != 1:
         raise ValueError(f"`rows` must be nonempty and of equal nonzero length, got {rows}.")
-    if not callable(weights) and len(weights) != len(mixing):
+    if len(weights) != len(mixing):
         raise ValueError(f"`weights` must have one weight per row ({len(mixing)}), got {weights}.")
-    if (tangent_row is None) != (tangent_weight is None):
-        raise ValueError(
-            "`tangent_row` and `tangent_weight` must be given together, got "
-            f"tangent_row={tangent_row}, tangent_weight={tangent_weight}."
-        )
-    direction = None if tangent_row is None else tuple(float(c) for c in tangent_row)
-    fixed = None if callable(weights) else tuple(float(np.float32(w)) for w in weights)
-    if direction is not None and (len(direction) != len(mixing[0]) or len(mixing) > 1):
-        raise ValueError(
-            f"`tangent_row` must have {len(mixing[0])} coefficients, for a single row, got "
-            f"{tangent_row} and {len(mixing)} rows."
-        )
-
-    def scheduled(count: jax.Array) -> dict[str, Any]:
-        given: dict[str, Any] = {"weights": weights, "tangent_weight": tangent_weight}
-        now = {name: value(count) if callable(value) else value for name, value in given.items()}
-        return {k: None if x is None else jnp.asarray(x, jnp.float32) for k, x in now.items()}
+    fixed = tuple(float(w) for w in weights)
 
     def init_fn(params: PyTree) -> TrackIteratesState:
         register()
-        count = jnp.zeros([], jnp.int32)
         # Copies, because a donated state must not share buffers with the parameters.
         iterates = tuple(
             jax.tree.map(lambda p: jnp.array(p, copy=True), params) for _ in mixing[0][1:]
         )
-        return TrackIteratesState(
-            count,
-            iterates,
-            rows=mixing,
-            tangent_row=direction,
-            fixed_weights=fixed,
-            **scheduled(count),
-        )
+        return TrackIteratesState(iterates, mixing, fixed)
 
     def update_fn(
         updates: PyTree, state: TrackIteratesState, params: PyTree = None
     ) -> tuple[PyTree, TrackIteratesState]:
         if params is None:
             raise no_params("track_iterates")
-        count = optax.safe_increment(state.count)
         iterates = (params, *state.iterates)[: len(state.iterates)]
-        now = scheduled(count)
-        return updates, dataclasses.replace(state, count=count, iterates=iterates, **now)
+        return updates, dataclasses.replace(state, iterates=iterates)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -227,19 +170,14 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     reference = None if followed is None else followed.reference
     code = points_code(state, followed)
     if state is None:
-        return GradientPoints((params,), (1.0,), None, reference, code)
+        return GradientPoints((params,), (1.0,), reference, code)
     iterates = (params, *state.iterates)
     try:
         points = tuple(_combine(row, iterates) for row in state.rows)
     except (TypeError, ValueError) as error:
         error.add_note("The iterates in `opt_state` must have the structure of `params`.")
         raise
-    tangent = None
-    if state.tangent_row is not None:
-        tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
-    # Known while a step is traced, numbers save a branch that is compiled for both decisions.
-    weights = state.fixed_weights or tuple(state.weights)
-    return GradientPoints(points, weights, tangent, reference, code)
+    return GradientPoints(points, state.weights, reference, code)
 
 
 def ensure_points(params: PyTree) -> GradientPoints:
@@ -249,20 +187,15 @@ def ensure_points(params: PyTree) -> GradientPoints:
     return GradientPoints((params,), (1.0,), code=AT_PARAMETERS)
 
 
-def _are_floats(weights: Sequence[float | jax.Array]) -> bool:
-    return all(isinstance(weight, float) for weight in weights)
-
-
 def points_code(tracked: TrackIteratesState | None, followed: ReferenceState | None) -> int:
     """Returns a uint32 that identifies how points were computed, never 0.
 
-    It is part of the format of checkpoints. The lowest bits are flags, of which the third is not
-    used. The others are a checksum of the coefficients, without trailing zeros.
+    It is part of the format of checkpoints. The lowest bits are flags, and the others a checksum of
+    the coefficients, without trailing zeros.
     """
     rows = ((1.0,),) if tracked is None else tracked.rows
-    tangent = () if tracked is None else tracked.tangent_row or ()
     # Adding 0.0 makes −0.0 positive.
-    texts = [[(c + 0.0).hex() for c in np.trim_zeros(row, "b")] for row in (*rows, tangent)]
+    texts = [[(c + 0.0).hex() for c in np.trim_zeros(row, "b")] for row in rows]
     checked = zlib.crc32(f"points/1 {len(rows)} {texts}".encode())
     return checked >> _FLAGS << _FLAGS | _KNOWN | _REFERENCE * (followed is not None)
 
@@ -278,31 +211,66 @@ def fits(tracker: "TrackIteratesState | ReferenceState", code: int) -> bool:
 
 AT_PARAMETERS = points_code(None, None)
 
+# States that `gradient_points` reads.
+Tracker = TrackIteratesState | ReferenceState
 
-def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
+POINTS_REMEDY = (
+    "otherwise it has no effect. Call `grad_fn(dpoptax.gradient_points(opt_state, params), batch, "
+    "mask)` with the state of the whole chain. `dpoptax.clip_and_noise` supports only gradients at "
+    "the parameters."
+)
+
+
+def unused_trackers(opt_state: PyTree, releases: Sequence[tuple[tuple[Any, ...], int]]) -> str:
+    """Returns the places of trackers whose points no release used; an empty text for none.
+
+    A tracker is compared with the noise stages of its chain, the smallest subtree that has one.
+
+    Args:
+      opt_state: the optimizer's state, or any pytree that contains it.
+      releases: the path in `opt_state` and the code of the points for each noise stage.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=_is_tracker)
+    unused = []
+    for path, tracker in leaves:
+        if not (_is_tracker(tracker) and releases):
+            continue
+        shared = [_shared_length(path, stage) for stage, _ in releases]
+        codes = {code for n, (_, code) in zip(shared, releases, strict=True) if n == max(shared)}
+        if not any(fits(tracker, code) for code in codes):
+            unused.append(f"opt_state{jax.tree_util.keystr(path)}")
+    return ", ".join(unused)
+
+
+def _is_tracker(x: object) -> bool:
+    return isinstance(x, Tracker)
+
+
+def _shared_length(path: tuple[Any, ...], other: tuple[Any, ...]) -> int:
+    """Returns the length of the common beginning of two paths."""
+    pairs = zip(path, other, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(path), len(other)))
+
+
+def weigh(value: jax.Array, *weights: float) -> jax.Array:
     """Multiplies a gradient by weights of points.
 
     The result is float32 or wider, unless all weights are 1.0. In bfloat16, large weights that
     cancel, such as those of DiSK, would lose all precision.
     """
-    if all(isinstance(w, float) and w == 1.0 for w in weights):
+    if all(w == 1.0 for w in weights):
         return value
     return widen(value) * math.prod(weights)
 
 
-def _combine(
-    row: tuple[float, ...],
-    iterates: tuple[PyTree, ...],
-    scale: jax.Array | None = None,
-) -> PyTree:
-    """Returns scale · Σ_i row[i] · iterates[i], leaf by leaf."""
-    if row[0] == 1.0 and not any(row[1:]) and scale is None:
+def _combine(row: tuple[float, ...], iterates: tuple[PyTree, ...]) -> PyTree:
+    """Returns Σ_i row[i] · iterates[i], leaf by leaf."""
+    if row[0] == 1.0 and not any(row[1:]):
         return iterates[0]
 
     def mix(*history: jax.Array) -> jax.Array:
-        total = sum(c * x for c, x in zip(row, history, strict=True) if c)
-        scaled = jnp.asarray(total if scale is None else scale * total)
-        return scaled.astype(history[0].dtype)
+        total = jnp.asarray(sum(c * x for c, x in zip(row, history, strict=True) if c))
+        return total.astype(history[0].dtype)
 
     def node(*nodes: PyTree) -> PyTree:
         newest = nodes[-1]

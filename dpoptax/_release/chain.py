@@ -7,8 +7,7 @@ import optax
 
 from dpoptax._clipped_sum.clip_per_example import ClipPerExampleState
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
-from dpoptax._points.check_points import POINTS_REMEDY, unused_trackers
-from dpoptax._points.points import AT_PARAMETERS
+from dpoptax._points.points import AT_PARAMETERS, POINTS_REMEDY, unused_trackers
 from dpoptax._support.tree import PyTree
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._points.check_points import POINTS_REMEDY, unused_trackers
+from dpoptax._points.points import POINTS_REMEDY, unused_trackers
 from dpoptax._random.keys import Generator, generator_of, words_of
 from dpoptax._release.ledger import (
     EDITED,

@@ -254,7 +254,7 @@ def points(method: methods.Method) -> int:
     params = {"w": jnp.zeros(2)}
     found = dpoptax.gradient_points(method.filter(1.0).init(params), params)
     copies: int = getattr(method, "multiplicity", 1)
-    return (len(found.points) + (found.tangent is not None)) * copies
+    return len(found.points) * copies
 
 
 def _method(line: Line) -> methods.Method:

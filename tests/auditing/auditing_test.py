@@ -10,7 +10,7 @@ import pytest
 
 import dpoptax
 from dpoptax import auditing, sampling
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import factor_products
 from dpoptax._rounding import bounds
 from dpoptax.auditing import _claim, _replay, _worst_example
 from dpoptax.matrix import CyclicPoissonSampler

@@ -16,17 +16,13 @@ import pytest
 
 import dpoptax
 from dpoptax._clipped_sum import accumulate as accumulate_module
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import (
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import (
     FactoredGradients,
     MeasuredTerm,
     Segment,
 )
-from dpoptax._ghost_clipping.sums import (
-    ghost_clipped_sum,
-    product_sums,
-    weighted_products,
-)
+from dpoptax._ghost_clipping.sums import ghost_clipped_sum, product_sums
 from dpoptax._ghost_clipping.transformed import cotangents, pulled_back_norms
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding import block_sums, bounds, part_limits
@@ -112,7 +108,7 @@ def square_with_term(machine, positions, rows, columns):
 
     def measure(segment, basis, weights):
         layout = FactorLayout((rows, columns), (), (0,), (1,))
-        outer = cotangents.OuterSum(segment, layout, (rows, columns))
+        outer = cotangents.OuterSum(segment, layout)
         inner = outer.inner_product(basis, (0, 1))
         term = MeasuredTerm(basis[None], weights, inner)
         return pulled_back_norms.measure_terms(FactoredGradients([segment], layout.sizes, [term]))
@@ -352,7 +348,7 @@ BLOCK = shorter_gamma(block_sums, "block_rounding")
 ABOVE = shorter(block_sums, "_rounding_above")
 PARTS = shorter(block_sums, "parts_rounding")
 L2, AUTO = dpoptax.l2_clip(C), dpoptax.automatic_clip(C, gamma=0.0)
-E32, E16 = weighted_products.FLOAT32_ERROR, weighted_products.BFLOAT16_ERROR
+E32, E16 = product_sums.FLOAT32_ERROR, product_sums.BFLOAT16_ERROR
 # The error of a product in float32, and of a second rounding, to bfloat16.
 ONCE, TWICE = 2.0**-24, (1 + 2.0**-24) * (1 + 2.0**-8) - 1
 MOST = bounds.largest_ratio(64)

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 import dpoptax.tables
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, MeasuredTerm
-from dpoptax._ghost_clipping.sums import (
-    ghost_clipped_sum,
-    weighted_products,
-)
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import FactoredGradients, MeasuredTerm
+from dpoptax._ghost_clipping.sums import ghost_clipped_sum, product_sums
 from dpoptax._rounding import block_sums, bounds, integer_sums
 from tests import helpers
 from tests.helpers import floats
@@ -244,7 +241,7 @@ def test_fixed_arrays_add_one_rounding():
     term = MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)
     beside = FactoredGradients(alone.segments, alone.sizes, [term])
     with_it, without = (ghost_clipped_sum.product_rounding(x, 16).joined for x in (beside, alone))
-    ratio = weighted_products.absolute_ratio(beside)
+    ratio = product_sums.absolute_ratio(beside)
     assert (
         with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT_ROUNDOFF
     )  # an addition and a product
@@ -333,7 +330,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     coefficients = floats(rng.uniform(0, 1, 6))
     together = results(coefficients)
     monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
-    monkeypatch.setattr(weighted_products, "_PART_ENTRIES", 1024)
+    monkeypatch.setattr(product_sums, "_PART_ENTRIES", 1024)
     pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
     monkeypatch.setattr(jax.lax, "platform_dependent", pick)
     assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 3

@@ -119,9 +119,9 @@ def test_aux_and_keys_match_their_examples(engine, microbatch_size):
 # The parts of `_ghost_clipping` that each method may import.
 IMPORTED = {
     "vmap": set(),
-    "auto": {"records", "norms", "plan", "make_plan", "sums"},
-    "recompute": {"records", "norms", "plan", "make_plan", "sums", "backward"},
-    "streaming": {"records", "norms", "plan", "make_plan", "sums", "backward"},
+    "auto": {"records", "factor_products", "plan", "make_plan", "sums"},
+    "recompute": {"records", "factor_products", "plan", "make_plan", "sums", "backward"},
+    "streaming": {"records", "factor_products", "plan", "make_plan", "sums", "backward"},
 }
 BACKWARD = {"recompute": {"recomputed_sum"}, "streaming": {"streamed_sum"}}
 _SCRIPT = """
@@ -142,7 +142,7 @@ def test_only_the_chosen_engine_is_imported(method):
     parts = {
         m.split(".")[2] for m in done.stdout.split() if m.startswith("dpoptax._ghost_clipping.")
     }
-    assert parts - {"cost_model", "explain"} == IMPORTED[method]
+    assert parts - {"explain"} == IMPORTED[method]
     engines = {m.rpartition(".")[2] for m in done.stdout.split()}
     assert engines & {"recomputed_sum", "streamed_sum"} == BACKWARD.get(method, set())
     assert "dpoptax._clipped_grad.sharding" not in done.stdout.split()

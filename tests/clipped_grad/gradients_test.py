@@ -153,20 +153,6 @@ def test_refuses_weights_as_mask():
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP)(_points(1), batch, weights)
 
 
-def test_tangent_adds_hessian_vector_product():
-    params, tangent = helpers.mlp_params(0), helpers.mlp_params(1)
-    batch = helpers.mlp_batch(4, 5)
-    clip = dpoptax.l2_clip(1e6)
-    points = dpoptax.GradientPoints((params,), (1.0,), tangent=tangent)
-    got = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, clip))(points, batch).sum
-
-    def total(p):
-        return sum(helpers.mlp_loss(p, (x, y)) for x, y in zip(*batch, strict=True))
-
-    gradient, product = jax.jit(lambda *of: jax.jvp(jax.grad(total), *of))((params,), (tangent,))
-    _close(got, jax.tree.map(np.add, gradient, product))
-
-
 @pytest.mark.slow
 def test_number_is_accepted_as_l2_clip():
     options = {"noise_multiplier": 1.0, "batch_size": 2, "key": jax.random.key(0)}

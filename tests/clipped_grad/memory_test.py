@@ -33,7 +33,6 @@ COPIES = [
     ("doppler, second order", dpoptax.doppler([0.25, 0.5, 0.25]), 2),
     ("disk", dpoptax.disk(0.7, 0.5), 2),
     ("disk, one gradient", dpoptax.disk(0.7, None), 2),
-    ("disk, Hessian", dpoptax.disk(0.7, 0.0), 2),
     ("pmlf, 2 iterates", dpoptax.pmlf(2, 0.1, *preset("pmlf-mnist")), 2),
     ("pmlf, 4 iterates", dpoptax.pmlf(4, 0.1, *preset("pmlf-mnist")), 4),
     ("lp_adam", dpoptax.lp_adam(0.1, *preset("doppler-first-order-1")), 2),

@@ -18,7 +18,6 @@ def test_gradient_points_default_to_params():
     points = dpoptax.gradient_points(optax.adam(1.0).init(params), params)
     assert points.points == (params,)
     assert points.weights == (1.0,)
-    assert points.tangent is None
 
 
 def test_points_mix_iterates_for_any_optimizer():
@@ -41,22 +40,9 @@ def test_points_mix_iterates_for_any_optimizer():
         history = [params, *history[:2]]
 
 
-def test_scheduled_weights_and_tangent():
-    tx = dpoptax.extend.track_iterates(
-        [(1.0, 0.0)],
-        weights=lambda t: [1.0 + t],
-        tangent_row=(1.0, -1.0),
-        tangent_weight=lambda t: 3.0 * t,
-    )
-    x0, x1 = jnp.array([1.0]), jnp.array([5.0])
-    state = tx.init(x0)
-    points = dpoptax.gradient_points(state, x0)
-    assert points.weights[0] == 1.0
-    assert points.tangent == 0.0
-    _, state = tx.update(x0, state, x0)
-    points = dpoptax.gradient_points(state, x1)
-    assert points.weights[0] == 2.0
-    assert points.tangent == 3.0 * (5.0 - 1.0)
+def test_refuses_weights_that_are_arrays():
+    with pytest.raises(TypeError, match="`weights` must be Python floats"):
+        dpoptax.GradientPoints((jnp.ones(3),), (jnp.float32(1.0),))
 
 
 def test_masked_parameters_are_unchanged():
@@ -95,16 +81,6 @@ def test_refuses_two_trackers_by_name():
         ({"rows": [], "weights": []}, "`rows` must"),
         ({"rows": [(1.0,), (1.0, 2.0)], "weights": [1.0, 1.0]}, "`rows` must"),
         ({"rows": [(1.0,)], "weights": [1.0, 1.0]}, "`weights` must"),
-        ({"rows": [(1.0,)], "weights": [1.0], "tangent_row": (1.0,)}, "tangent_weight=None"),
-        (
-            {
-                "rows": [(1.0,)],
-                "weights": [1.0],
-                "tangent_row": (1.0, -1.0),
-                "tangent_weight": 1.0,
-            },
-            "`tangent_row` must have 1 coefficients",
-        ),
     ],
 )
 def test_bad_arguments(kwargs, message):
@@ -145,10 +121,6 @@ GRAD_FN = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), 1.0, method="
 WITH_POINTS = {
     "disk": dpoptax.disk,
     "disk of one gradient": lambda: dpoptax.disk(gamma=None),
-    "disk of a product": lambda: dpoptax.disk(gamma=0.0),
-    "weights on a schedule": lambda: dpoptax.extend.track_iterates(
-        [(1.0, 0.0), (1.5, -0.5)], lambda t: jnp.array([0.1, 0.9])
-    ),
     "pmlf": dpoptax.pmlf,
     "inner_outer": lambda: dpoptax.contrib.inner_outer(2, 0.5, 0.9),
 }
@@ -293,14 +265,12 @@ def test_hand_made_points_are_not_checked():
 def test_code_of_points_is_part_of_checkpoints():
     """Another code would warn in runs that a later version continues."""
 
-    def code(*row, followed=None, **tangent):
-        tracked = track_iterates([row], [1.0], **tangent).init(jnp.ones(1))
-        return points_code(tracked, followed)
+    def code(*row, followed=None):
+        return points_code(track_iterates([row], [1.0]).init(jnp.ones(1)), followed)
 
-    tangent = {"tangent_row": (1.0, -1.0), "tangent_weight": 1.0}
     followed = ReferenceState(jnp.ones(1))
-    assert points_code(None, None) == 895246729
-    assert code(1.5, -0.5, followed=followed, **tangent) == 2275987051
+    assert points_code(None, None) == 4246120509
+    assert code(1.5, -0.5, followed=followed) == 976113047
     assert code(-0.0, 1.0) == code(0.0, 1.0)
 
 

@@ -35,7 +35,7 @@ def both(*args):
     return clipped_sum(ghost_clipped_sum, *args), clipped_sum(per_example_sum, *args)
 
 
-def points_of(network, count, tangent=False):
+def points_of(network, count):
     """Returns gradient points near each other, like iterates, with partly canceling weights."""
     params, other = network.params(0), network.params(1)
 
@@ -43,9 +43,8 @@ def points_of(network, count, tangent=False):
         return floats(np.asarray(p) + np.float32(0.1 * j) * np.asarray(q))
 
     points = [jax.tree.map(functools.partial(near, j=j), params, other) for j in range(count)]
-    two = tuple(map(floats, (3.0, -2.0)))
-    weights = {1: (1.0,), 2: two, 4: (0.4, 0.3, 0.2, 0.1)}[count]
-    return dpoptax.GradientPoints(tuple(points), weights, other if tangent else None)
+    weights = {1: (1.0,), 2: (3.0, -2.0), 4: (0.4, 0.3, 0.2, 0.1)}[count]
+    return dpoptax.GradientPoints(tuple(points), weights)
 
 
 def close(got, want, tolerance=1e-5):

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.transformed import point_differences
 from dpoptax._ghost_clipping.transformed.cotangents import FixedTerm, OuterSum
 from dpoptax._ghost_clipping.transformed.pulled_back_norms import assemble_gradients, measure_terms
@@ -263,7 +263,7 @@ def test_computed_norm_bounds_canceling_points(differences):
     @jax.jit
     def measured(sides, scales, bases, weights):
         outers = [
-            OuterSum(factor_products.Segment(*pair), _LAYOUT, (4, 4), scale)
+            OuterSum(factor_products.Segment(*pair), _LAYOUT, scale)
             for pair, scale in zip(sides, scales, strict=True)
         ]
         terms = [FixedTerm(*pair) for pair in zip(bases, weights, strict=True)]

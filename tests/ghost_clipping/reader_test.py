@@ -10,7 +10,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import dpoptax
-from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping import factor_products
 from tests.ghost_clipping.comparison import both, close
 from tests.ghost_clipping.reader_random_test import bounded
 from tests.helpers import equations, slow_but
@@ -248,27 +248,11 @@ def test_each_program_equals_per_example_gradients(name):
     "name",
     slow_but(("complex_inside",), ("parameter_printed", "complex_inside", "float8_operands")),
 )
-def test_programs_at_two_points_and_with_a_tangent(name):
+def test_programs_at_two_points(name):
     loss, params, batch = _PROGRAMS[name]
     other = jax.tree.map(jnp.sin, params)
-    for points in (
-        dpoptax.GradientPoints((params, other), (0.7, 0.3)),
-        dpoptax.GradientPoints((params,), (0.7,), other),
-    ):
-        close(*both(Network(loss, None, None), _NORMED, points, batch))
-
-
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_tangent_needs_a_forward_derivative_and_a_single_point(method):
-    def loss(w, x):
-        return jnp.sum(jnp.sin(x @ bounded(w)))
-
-    w = _normal(4, 4)
-    grad_fn = dpoptax.clipped_grad(loss, _NORMED, method=method)
-    with pytest.raises(TypeError, match=r"`jax.custom_vjp` for a Hessian-vector product"):
-        grad_fn(dpoptax.GradientPoints((w,), (1.0,), jnp.cos(w)), _DATA)
-    with pytest.raises(ValueError, match="single gradient point, got 2"):
-        grad_fn(dpoptax.GradientPoints((w, w), (0.5, 0.5), jnp.cos(w)), _DATA)
+    points = dpoptax.GradientPoints((params, other), (0.7, 0.3))
+    close(*both(Network(loss, None, None), _NORMED, points, batch))
 
 
 def _infinite_aux_activation(p, x):

@@ -164,7 +164,7 @@ def test_networks_give_no_false_alarm(name):
     assert found <= {jax.tree_util.keystr(p) for p, g in grads if g.size and not np.any(g)}
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap", "recompute"])
+@pytest.mark.parametrize("method", ["auto", "recompute"])
 def test_clipped_grad_names_frozen_parameters_and_remedy(method):
     def loss(params, x):
         return jnp.sum(jnp.tanh(x @ lax.stop_gradient(params["base"])) @ params["head"])

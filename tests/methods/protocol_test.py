@@ -64,7 +64,6 @@ METHODS = {
     "track_iterates": lambda: dpoptax.extend.track_iterates([(1.5, -0.5)], [1.0]),
     "disk": lambda: dpoptax.disk(0.7, 0.5),
     "disk_one_gradient": lambda: dpoptax.disk(0.7, None),
-    "disk_hessian": lambda: dpoptax.disk(0.7, 0.0),
     "disk_swapped_gain": lambda: dpoptax.disk(0.7, 0.5, filter_gain=0.3),
     "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
     "inner_outer": lambda: dpoptax.contrib.inner_outer(3, 0.5, 0.9),

@@ -131,18 +131,6 @@ def test_keys_depend_on_record_not_on_device(kind):
     assert_close(other.sum, alone.sum)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_tangent_equals_one_device(kind, batch):
-    mesh = make_mesh((4,), ("data",), kind)
-    points = dpoptax.GradientPoints(
-        (conv_params(),), (jnp.float32(1),), jax.tree.map(jnp.cos, conv_params())
-    )
-    alone = dpoptax.clipped_grad(conv_loss, CLIP)(points, batch).sum
-    total = dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch).sum
-    assert_close(total, alone)
-
-
 # Three ways to get a wrong sum or wrong noise without an error. Each test first shows that the
 # naive program is wrong, so it would notice if the case disappeared.
 

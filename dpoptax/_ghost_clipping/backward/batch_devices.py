@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
+from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._rounding.device_sums import Layout, device_adder, names_of

@@ -23,11 +23,9 @@ from dpoptax._ghost_clipping.backward.use_runner import run_uses
 from dpoptax._ghost_clipping.backward.use_sum import (
     UseSum,
     Weighing,
-    leaf_of,
     measure_formed,
     spec_of_sum,
     sum_formed,
-    view_of_use,
 )
 from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
@@ -68,12 +66,16 @@ class PartSums:
         self._program, self._leaves, self._devices = program, leaves, devices
         given = devices.specs
         self._specs = [P()] * len(leaves) if given is None else jax.tree.leaves(given)
-        shapes = [tuple(x.shape) for x in program.parameters]
-        self._uses = [
-            UseSum(use, factor_dtype, devices, spec_of_sum(use, shapes[leaf_of(use)], self._specs))
-            for use in program.uses
-        ]
-        self.parts = [GradientPart(leaf_of(u), tuple(n for n, _ in u.loops)) for u in program.uses]
+        self._uses: list[UseSum] = []
+        self.parts: list[GradientPart] = []
+        for use in program.uses:
+            planned = read_use(use)
+            assert planned is not None  # see `check_uses`
+            view, steps = planned.view, tuple(n for n, _ in use.loops)
+            whole = spec_of_sum(view, leaves[view.leaf].shape, self._specs[view.leaf])
+            spec = P(*whole[len(steps) :])
+            self._uses.append(UseSum(use, view, factor_dtype, devices, spec))
+            self.parts.append(GradientPart(view.leaf, steps))
         self.parts += [GradientPart(leaf, ()) for leaf in program.opaque]
         self.added = collections.Counter(part.leaf for part in self.parts)
 
@@ -131,10 +133,10 @@ class PartSums:
     def _join(self, sums: ByIndex, opaque: ByIndex) -> Arrays:
         """Returns the sums of parameters from those of uses and opaque parameters."""
         found = collections.defaultdict(list)
-        for use in self._program.uses:
-            leaf, view = leaf_of(use), dataclasses.replace(view_of_use(use), scale=1.0)
-            # The factors include the scale.
-            found[leaf].append(view.scatter(sums[use.index], self._leaves[leaf].shape))
+        for own in self._uses:
+            view = dataclasses.replace(own.view, scale=1.0)  # the factors include the scale
+            shape = self._leaves[view.leaf].shape
+            found[view.leaf].append(view.scatter(sums[own.use.index], shape))
         for leaf, total in opaque.items():
             found[leaf].append(total)
         return [
@@ -153,8 +155,7 @@ def check_uses(program: Program, points: GradientPoints, method: str) -> None:
 def _find_obstacle(program: Program, points: GradientPoints) -> str | None:
     """Returns why uses cannot be summed separately, as part of an error; `None` if they can."""
     params = points.points[0]
-    unweighted = isinstance(points.weights[0], float) and points.weights == (1.0,)
-    if not unweighted:
+    if points.weights != (1.0,):
         return "one gradient point of weight 1.0, and methods such as `dpoptax.disk` have several."
     leaves = jax.tree_util.tree_leaves_with_path(params)
     paths = [jax.tree_util.keystr(path) or "the parameter" for path, _ in leaves]

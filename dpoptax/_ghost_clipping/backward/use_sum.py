@@ -12,19 +12,23 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices, Slices
-from dpoptax._ghost_clipping.cost_model import is_precise
-from dpoptax._ghost_clipping.make_plan import read_use
-from dpoptax._ghost_clipping.norms.factor_products import (
+from dpoptax._ghost_clipping.factor_products import (
     FactoredGradients,
     formed_square,
     formed_together,
     multiply_factors,
 )
-from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method
+from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method, is_precise
 from dpoptax._ghost_clipping.records.record_points import recorded
-from dpoptax._ghost_clipping.sums import weighted_products
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
-from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
+from dpoptax._ghost_clipping.sums.product_sums import (
+    FLOAT32_ERROR,
+    absolute_ratio,
+    measure_product,
+    product_rounding,
+    sum_error,
+    sum_products,
+)
 from dpoptax._losses.program import Use
 from dpoptax._losses.views import View
 from dpoptax._points.points import weigh
@@ -67,9 +71,9 @@ class UseGradients(NamedTuple):
             square = formed_square(self.factored.segments, self.factored.sizes)
             return _formed_piece(NormBounds(square, jnp.sqrt(square)))
         return Piece(
-            weighted_products.measure_product(self.factored, self.method),
-            ratio=weighted_products.absolute_ratio(self.factored),
-            sum_error=weighted_products.sum_error(self.factored),
+            measure_product(self.factored, self.method),
+            ratio=absolute_ratio(self.factored),
+            sum_error=sum_error(self.factored),
         )
 
 
@@ -93,12 +97,14 @@ class UseSum:
 
     Attributes:
       use: the use.
+      view: the entries of its only parameter.
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
       devices: the devices that share the batch.
       spec: how the sum is sharded over the devices, with the axes of the rule's layout.
     """
 
     use: Use
+    view: View
     factor_dtype: DTypeLike | None
     devices: BatchDevices
     spec: P
@@ -131,7 +137,7 @@ class UseSum:
     def _member(self) -> PlannedUse:
         """Returns the use in one step of its scans, in the layout of its rule."""
         step = dataclasses.replace(self.use, loops=(), rule=self.use.step_rule)
-        return PlannedUse(step, step.rule.layout, view_of_use(self.use))
+        return PlannedUse(step, step.rule.layout, self.view)
 
     def rounding(self, measured: UseGradients) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.
@@ -239,35 +245,21 @@ def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], ad
 
 def _formed_piece(size: NormBounds) -> Piece:
     """Describes gradients that are added as they were measured."""
-    return Piece(size, sum_error=weighted_products.FLOAT32_ERROR)
+    return Piece(size, sum_error=FLOAT32_ERROR)
 
 
 def _formed_block(measured: UseGradients) -> int:
     return min(block_sums.BLOCK_LENGTH, formed_together(measured.factored.sizes))
 
 
-def leaf_of(use: Use) -> int:
-    """Returns the only parameter of a use."""
-    (leaf,) = use.value.leaves
-    return leaf
-
-
-def view_of_use(use: Use) -> View:
-    """Returns the entries of the only parameter of a use."""
-    planned = read_use(use)
-    assert planned is not None
-    return planned.view
-
-
-def spec_of_sum(use: Use, shape: tuple[int, ...], specs: list[P]) -> P:
-    """Returns how the sum of a use is sharded, in one step of its scans.
+def spec_of_sum(view: View, shape: tuple[int, ...], spec: P) -> P:
+    """Returns how the sum of a use is sharded, with the axes of the view.
 
     It is sharded like the parameter if it is the parameter with permuted axes.
     """
-    spec, axes, own = specs[leaf_of(use)], View.identity(0, shape).axes, view_of_use(use).axes
+    axes, own = View.identity(0, shape).axes, view.axes
     if {runs for runs in own if runs} != {runs for runs in axes if runs}:
         return P()
-    names = [
-        spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None for runs in own
-    ]
-    return P(*names[len(use.loops) :])
+    return P(
+        *(spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None for runs in own)
+    )

@@ -28,7 +28,7 @@ from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import materialize, round_to_dtype
 
 # An operand, a cotangent, and the weight of their product.
-WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
+WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float]
 
 
 class PointRecord(NamedTuple):

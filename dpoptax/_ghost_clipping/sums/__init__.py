@@ -8,6 +8,5 @@ batch of B examples, the types are:
 - `GradientSums`: Σ_i c_i G_i, (R, D) for `w`. Small formed gradients share a vector, and `b` is a
   slice of it.
 
-`product_sums` adds up the segments of a product, which `weighted_products` weighs. Several points
-and formed uses are in `formed_gradients`.
+`product_sums` weighs and adds up the segments of a product.
 """

@@ -21,22 +21,23 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import FactoredGradients
 from dpoptax._ghost_clipping.make_plan import make_plan
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients
 from dpoptax._ghost_clipping.plan import fixed_sides
 from dpoptax._ghost_clipping.records.record_points import record_points
 from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
     collect_gradients,
 )
-from dpoptax._ghost_clipping.sums.product_sums import product_rounding, sum_products
-from dpoptax._ghost_clipping.sums.weighted_products import (
+from dpoptax._ghost_clipping.sums.product_sums import (
     FLOAT32_ERROR,
     absolute_ratio,
     is_plain,
     measure_product,
+    product_rounding,
     sum_error,
+    sum_products,
 )
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
@@ -115,13 +116,10 @@ def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
 def _may_cancel(points: GradientPoints) -> bool:
     """Returns whether the weights may be large and cancel, as for DiSK with small gamma.
 
-    They then multiply differences of gradients. Weights that are traced may always cancel.
+    They then multiply differences of gradients.
     """
-    if len(points.weights) == 1:
-        return False
-    known = [w for w in points.weights if isinstance(w, float)]
-    large = sum(map(abs, known)) > _CANCELLATION_RATIO * abs(sum(known))
-    return large or len(known) < len(points.weights)
+    weights = points.weights
+    return sum(map(abs, weights)) > _CANCELLATION_RATIO * abs(sum(weights))
 
 
 def clip_and_sum(

@@ -1,29 +1,170 @@
-"""Sums the gradients of products with coefficients, and bounds the rounding.
+"""Measures the gradients of products, sums them with coefficients, and bounds the rounding.
 
-Most products have one dense segment. Those of shared parameters and of several gradient points have
-several, and lookup tables have one-hot factors. Each dense segment is one contraction over examples
-and positions. Segments with one-hot factors are added together as integers.
+The coefficient of an example multiplies one of its factors. The sum of a segment is then one
+contraction over examples and positions. Most products have one dense segment. Those of shared
+parameters and of several gradient points have several, and lookup tables have one-hot factors.
+Segments with one-hot factors are added together as integers.
 """
 
 import dataclasses
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
-from dpoptax._ghost_clipping.sums.weighted_products import (
-    absolute_ratio,
-    flushed,
-    merge_examples,
-    sum_segment,
-    terms_per_entry,
-    weigh_values,
-)
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
+from dpoptax._losses.rules import Sizes
 from dpoptax._rounding import block_sums, integer_sums
+from dpoptax._rounding.bounds import (
+    LARGEST_NUMBER,
+    MINIMUM_BOUND,
+    NormBounds,
+    broadcast_examples,
+    largest_ratio,
+)
+from dpoptax._support.tree import widen
+
+# On TPU, the largest part of the sum of a group.
+_PART_ENTRIES = 2**19
+# Relative errors of a coefficient times a factor, with room for the rounding of these bounds.
+FLOAT32_ERROR = 2.0**-23
+BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
+
+
+def measure_product(factored: FactoredGradients, method: str) -> NormBounds:
+    """Returns upper bounds of ‖G‖² and S of a product's gradients."""
+    if factored.terms:
+        from dpoptax._ghost_clipping.transformed.pulled_back_norms import measure_terms
+
+        return measure_terms(factored)
+    if method == "form":
+        return factor_products.measure_formed(factored.segments, factored.sizes)
+    return factor_products.measure(factored.segments, factored.sizes, method)
+
+
+def sum_error(factored: FactoredGradients) -> float:
+    """Returns the error of one weighted summand, relative to S.
+
+    A weighted factor is rounded once, and in bfloat16 a second time.
+    """
+    narrow = any(s.is_narrow and not s.is_lookup for s in factored.segments)
+    return BFLOAT16_ERROR if narrow else FLOAT32_ERROR
+
+
+def flushed(factored: FactoredGradients) -> float:
+    """Bounds the numbers of an example's summand that are set to zero, relative to C.
+
+    At each position, they are less than 2^-126 next to a factor below 2⁴⁰. As much is added for
+    numbers of sums.
+    """
+    positions = sum(segment.rows.shape[2] for segment in factored.segments) + len(factored.terms)
+    entry = 2.0 * 2.0**-126 * LARGEST_NUMBER / MINIMUM_BOUND
+    return positions * math.sqrt(math.prod(factored.sizes)) * entry
+
+
+def absolute_ratio(factored: FactoredGradients) -> float:
+    """Returns M, such that the parts of a clipped gradient are together at most M C."""
+    positions = sum(segment.rows.shape[2] for segment in factored.segments)
+    terms = positions + len(factored.terms)
+    only_lookups = all(segment.is_lookup for segment in factored.segments)
+    if only_lookups and not factored.terms:  # added without rounding
+        return max(largest_ratio(terms), 2.0 * math.sqrt(terms))
+    return largest_ratio(terms)
+
+
+def is_plain(factored: FactoredGradients) -> bool:
+    """Returns whether gradients have one segment without groups, and no fixed terms."""
+    single = len(factored.segments) == 1 and not factored.terms
+    return single and factored.segments[0].rows.shape[1] == 1
+
+
+def terms_per_entry(segment: Segment) -> int:
+    """Returns how many products an example adds to an entry."""
+    return max(1, segment.rows.shape[2])
+
+
+def weigh_values(value: jax.Array, coefficients: jax.Array) -> jax.Array:
+    """Multiplies values (B, …) by the coefficients of their examples, (B,).
+
+    Values with a coefficient of zero become zero, also if they are not finite.
+    """
+    weights = broadcast_examples(coefficients, value)
+    return jnp.where(weights != 0, widen(value) * weights, 0.0)
+
+
+def sum_segment(
+    segment: Segment, coefficients: jax.Array, block: int, largest_summand: float = 1.0
+) -> jax.Array:
+    """Returns the weighted sum of the gradients of a dense segment, (K, R, D), in blocks.
+
+    The other factor must be finite (`PlannedUse.weighs_operand`).
+    """
+    rows, columns = segment
+    if rows.shape[-1] < columns.shape[-1]:  # the smaller factor is copied
+        rows = weigh_values(rows, coefficients)
+    else:
+        columns = weigh_values(columns, coefficients)
+    # In bfloat16 the weighted factor is rounded, which `sum_error` includes.
+    weighted = Segment(rows, columns).rounded(None)
+    sizes = rows.shape[1], rows.shape[-1], columns.shape[-1]
+    in_blocks = functools.partial(
+        block_sums.sum_in_blocks, block=block, largest_summand=largest_summand
+    )
+    together = functools.partial(in_blocks, _sum_positions, *weighted)
+    if not factor_products.has_large_groups(sizes):
+        return together()
+    by_group = functools.partial(_sum_by_group, weighted, sizes, in_blocks)
+    found: jax.Array = lax.platform_dependent(tpu=by_group, default=together)
+    return found
+
+
+def _sum_positions(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Sums over examples and positions at once, from (B, K, L, …) to (K, R, D)."""
+    if rows.shape[1] > 1:  # both factors keep their order of axes
+        return factor_products.contract("bktr,bktd->krd", rows, columns)
+    # With an axis of one group, XLA on CPU and GPU copies or transposes whole factors.
+    return factor_products.contract("btr,btd->rd", rows[:, 0], columns[:, 0])[None]
+
+
+def _sum_by_group(
+    weighted: Segment, sizes: Sizes, in_blocks: Callable[..., jax.Array]
+) -> jax.Array:
+    """Returns the sum of a weighted segment, one large group after the other.
+
+    On TPU, a product of all groups takes longer to compile, and its operands are copied. A sum that
+    fits into vector memory is compiled as one unrolled kernel, and a quarter of it compiles in a
+    quarter of the time. So rows are summed in parts, which are aligned with tiles of 128 entries.
+    """
+    block_sum = functools.partial(factor_products.contract, "bktr,bktd->krd")
+    _, size, columns = sizes
+    lengths = [n for n in range(128, size, 128) if size % n == 0 and n * columns <= _PART_ENTRIES]
+    length = max(lengths, default=size)
+
+    def sum_group(segments: list[Segment]) -> jax.Array:
+        (rows, columns) = segments[0]
+
+        def sum_part(start: jax.Array) -> jax.Array:
+            part = lax.dynamic_slice_in_dim(rows, start, length, axis=3)
+            return in_blocks(block_sum, part, columns)
+
+        return lax.map(sum_part, jnp.arange(0, size, length)).reshape(sizes[1:])
+
+    found: jax.Array = factor_products.map_groups(sum_group, [weighted])
+    return found
+
+
+def merge_examples(factor: jax.Array) -> jax.Array:
+    """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
+    examples, groups, positions = factor.shape[:3]
+    # Without groups the reshape is free; otherwise it copies the factor.
+    moved = factor if groups == 1 else factor.swapaxes(0, 1)
+    return moved.reshape(1, groups, examples * positions, *factor.shape[3:])
 
 
 class SumParts(NamedTuple):

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from dpoptax._ghost_clipping.norms.factor_products import Segment, contract
+from dpoptax._ghost_clipping.factor_products import Segment, contract
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding import bounds
 from dpoptax._support.xla import materialize
@@ -105,8 +105,7 @@ class OuterSum:
 
     Attributes:
       segment: the factors.
-      layout: how the factors read the value.
-      shape: the shape of the value.
+      layout: how the factors read the value, whose axes are those of `layout.split`.
       scale: a fixed array.
       known: cached contractions with fixed arrays, by the ids of these. The arrays are kept, so
         that ids stay unique.
@@ -114,7 +113,6 @@ class OuterSum:
 
     segment: Segment
     layout: FactorLayout
-    shape: tuple[int, ...]
     scale: jax.Array | None = None
     known: dict[tuple[int, ...], tuple[object, jax.Array]] = dataclasses.field(default_factory=dict)
 
@@ -169,24 +167,18 @@ class OuterSum:
 
     def transposed(self, source: Sequence[int]) -> "OuterSum":
         """Returns the gradient of a value whose axis i is axis source[i] of this one."""
-        if self.layout.split != self.shape:
-            raise NotFactoredError
         to = [source.index(i) for i in range(len(source))]
         sides = [tuple(to[i] for i in s) for s in self.layout.sides]
-        shape = tuple(self.shape[i] for i in source)
+        layout = FactorLayout(tuple(self.layout.split[i] for i in source), *sides)
         scale = None if self.scale is None else permute_axes(self.scale, source)
-        return dataclasses.replace(
-            self, layout=FactorLayout(shape, *sides), shape=shape, scale=scale, known={}
-        )
+        return OuterSum(self.segment, layout, scale)
 
     def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterSum":
         """Returns the gradient of the left (0) or right (1) operand of a matrix product."""
         layout, scale = self.layout, self.scale
-        if layout.split != self.shape or len(self.shape) != 2 or layout.groups:
+        if layout.groups or len(layout.rows) != 1 or len(layout.columns) != 1:
             raise NotFactoredError
         if scale is not None and scale.size != 1:
-            raise NotFactoredError
-        if len(layout.rows) != 1 or len(layout.columns) != 1:
             raise NotFactoredError
         matrix = matrix if scale is None else materialize(matrix * scale)
         # The contracted axes are axis 1 of the left operand and axis 0 of the right operand.
@@ -195,45 +187,34 @@ class OuterSum:
             matrix,
             self._factor(1 - axis).astype(jnp.float32),
         )
-        shape = (self.shape[0], matrix.shape[0]) if axis == 0 else (matrix.shape[1], self.shape[1])
+        rows, columns = layout.split
+        split = (rows, matrix.shape[0]) if axis == 0 else (matrix.shape[1], columns)
         acts_on_rows = layout.rows == (1 - axis,)
         segment = self.segment._replace(
             **{"rows" if acts_on_rows else "columns": materialize(bounds.within_range(mapped))}
         )
-        return OuterSum(segment, FactorLayout(shape, (), layout.rows, layout.columns), shape)
+        return OuterSum(segment, dataclasses.replace(layout, split=split))
 
     def _factor(self, axis: int) -> jax.Array:
         return self.segment.rows if self.layout.rows == (axis,) else self.segment.columns
 
     def cut(self, x: jax.Array) -> jax.Array:
         """Reads a fixed array as (K, R, D), with size 1 for sides on which it is constant."""
-        split = self._split(x.shape)
+        shape = list(x.shape)
         for side in self.layout.sides:
-            if any(split[i] != 1 for i in side):
+            if any(shape[i] != 1 for i in side):
                 for i in side:
-                    split[i] = self.layout.split[i]
-        x = jnp.broadcast_to(x.reshape(self._split(x.shape)), split)
-        order = sum(self.layout.sides, ())
-        sizes = [math.prod(split[i] for i in side) for side in self.layout.sides]
-        return x.transpose(order).reshape(sizes)
+                    shape[i] = self.layout.split[i]
+        sizes = [math.prod(shape[i] for i in side) for side in self.layout.sides]
+        return jnp.broadcast_to(x, shape).transpose(sum(self.layout.sides, ())).reshape(sizes)
 
     def restore(self, x: jax.Array) -> jax.Array:
         """Inverts `cut`."""
-        split = [1] * len(self.layout.split)
+        shape = [1] * len(self.layout.split)
         for side, size in zip(self.layout.sides, x.shape, strict=True):
             for i in side:
-                split[i] = self.layout.split[i] if size != 1 else 1
-        order = sum(self.layout.sides, ())
-        x = x.reshape([split[i] for i in order])
-        x = x.transpose([order.index(i) for i in range(len(order))])
-        return x.reshape([math.prod(split[i] for i in group) for group in self._split_axes()])
-
-    def _split(self, thin: Sequence[int]) -> list[int]:
-        split = [1] * len(self.layout.split)
-        for size, group in zip(thin, self._split_axes(), strict=True):
-            for i in group if size != 1 else ():
-                split[i] = self.layout.split[i]
-        return split
+                shape[i] = self.layout.split[i] if size != 1 else 1
+        return dataclasses.replace(self.layout, split=tuple(shape)).fold(x, tuple(shape))
 
     def sides(self, axes: Iterable[int]) -> list[bool]:
         """Returns whether groups, rows and columns lie within the `axes` of the value.
@@ -241,8 +222,7 @@ class OuterSum:
         Raises:
           NotFactoredError: one of them lies only partly within the axes.
         """
-        split_axes = self._split_axes()
-        within = {i for axis in axes for i in split_axes[axis]}
+        within = set(axes)
         found = []
         for side in self.layout.sides:
             flags = {i in within for i in side if self.layout.split[i] != 1}
@@ -253,22 +233,3 @@ class OuterSum:
         if not (found[1] or found[2]):
             raise NotFactoredError
         return found
-
-    def _split_axes(self) -> list[list[int]]:
-        """Returns, for each axis of the value, the corresponding axes of `layout.split`."""
-        left = list(range(len(self.layout.split)))
-        groups = []
-        for n in self.shape:
-            group: list[int] = []
-            size = 1
-            # Axes of the split are consecutive. Each axis of the value takes as many as its size
-            # needs.
-            while left and (size < n or (not group and self.layout.split[left[0]] == 1)):
-                size *= self.layout.split[left[0]]
-                group.append(left.pop(0))
-            if size != n:
-                raise NotFactoredError
-            groups.append(group)
-        if any(self.layout.split[i] != 1 for i in left):
-            raise NotFactoredError
-        return groups

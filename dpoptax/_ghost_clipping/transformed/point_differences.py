@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.norms.factor_products import FactoredGradients, Segment
+from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.plan import PlannedUse, Product, PullBackCounts
 from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
@@ -66,7 +66,7 @@ def pull_back_product(
     for member in product.members:
         segments = [segment for use, segment in uses if use is member]
         if member.pull_back_counts is None:
-            outers += [OuterSum(segment, member.layout, product.shape) for segment in segments]
+            outers += [OuterSum(segment, member.layout) for segment in segments]
             continue
         found = pull_back_points(member.use, product.leaf, segments, fixed, differences=differences)
         outers += found[0]
@@ -94,9 +94,10 @@ def pull_back_points(
     if not use.operand_varies:
         # The data are the same at all points. Sharing one array lets `_join_outers` detect this.
         segments = [segment._replace(rows=segments[0].rows) for segment in segments]
-    shape = use.value.aval.shape
+    if use.rule.layout.split != use.value.aval.shape:  # groups of a convolution
+        raise NotFactoredError
     found = [
-        pull_back(use.value, leaf, OuterSum(segment, use.rule.layout, shape), arrays)
+        pull_back(use.value, leaf, OuterSum(segment, use.rule.layout), arrays)
         for segment, arrays in zip(segments, fixed, strict=True)
     ]
     for gradients in found:  # before scales go into the factors
@@ -153,7 +154,7 @@ def _join_outers(points: tuple[OuterSum, ...]) -> list[OuterSum]:
         found += [Segment(r - start, c) for r, c in segments[1:]]
     # Stored, since XLA may round sums of products differently each time.
     stored = materialize([Segment(*map(within_range, x)) for x in found])
-    return [OuterSum(x, first.layout, first.shape) for x in stored]
+    return [OuterSum(x, first.layout) for x in stored]
 
 
 def _join_terms(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:

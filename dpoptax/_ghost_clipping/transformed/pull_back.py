@@ -6,6 +6,7 @@ per-example gradients are formed instead.
 """
 
 import dataclasses
+import graphlib
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from dpoptax._ghost_clipping.records.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.records.run_block import ParameterEvaluator
 from dpoptax._ghost_clipping.transformed.cotangents import (
     FixedTerm,
     NotFactoredError,
@@ -125,25 +126,19 @@ class _PullBack:
 
     def order(self, top: DerivedValue) -> list[DerivedValue]:
         """Returns these values, with the parameter first and operands before results."""
-        order: list[DerivedValue] = []
-        seen: set[DerivedValue] = set()
-        stack = [(top, False)]
+        before: dict[DerivedValue, list[DerivedValue]] = {}
+        stack = [top]
         while stack:
-            value, done = stack.pop()
-            if done:
-                order.append(value)
-            elif value not in seen:
-                seen.add(value)
-                stack.append((value, True))
-                # The bounds count roundings of float32.
-                if value.aval.dtype != jnp.float32:
-                    raise NotFactoredError
-                if isinstance(value.origin, Result):
-                    operands = value.origin.operands
-                    stack.extend((v, False) for v in operands if self.leaf in v.leaves)
-                elif not isinstance(value.origin, Parameter):
-                    raise NotFactoredError
-        return order
+            value = stack.pop()
+            # The bounds count roundings of float32.
+            narrow = value.aval.dtype != jnp.float32
+            if narrow or not isinstance(value.origin, Result | Parameter):
+                raise NotFactoredError
+            if value not in before:
+                own = value.origin.operands if isinstance(value.origin, Result) else ()
+                before[value] = [v for v in own if self.leaf in v.leaves]
+                stack.extend(before[value])
+        return list(graphlib.TopologicalSorter(before).static_order())
 
     def accumulate(self, operand: DerivedValue, g: CotangentSum) -> None:
         """Adds gradients to an operand that was broadcast to the shape of the result."""

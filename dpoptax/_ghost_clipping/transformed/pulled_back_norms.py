@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping.norms import factor_products
-from dpoptax._ghost_clipping.norms.factor_products import (
+from dpoptax._ghost_clipping import factor_products
+from dpoptax._ghost_clipping.factor_products import (
     LOST_PRODUCTS,
     FactoredGradients,
     MeasuredTerm,
@@ -52,7 +52,7 @@ def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[Fixed
     total = materialize(within_range(functools.reduce(operator.add, parts)))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
     segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
-    return [OuterSum(segment, FactorLayout.entrywise(shape), shape)], []
+    return [OuterSum(segment, FactorLayout.entrywise(shape))], []
 
 
 def scaled_segment(outer: OuterSum) -> Segment:
@@ -96,7 +96,7 @@ def assemble_gradients(
     segments = [segment.rounded(dtype) for segment in exact]
     bases, divisors = [], []
     for term in terms:
-        basis, divisor = normalize_fixed(_basis_array(term, len(outers[0].shape)))
+        basis, divisor = normalize_fixed(_basis_array(term, len(outers[0].layout.split)))
         bases.append(materialize(basis))
         divisors.append(divisor)
     # Stored, because two readers would each compute these long sums again.
@@ -113,7 +113,7 @@ def assemble_gradients(
         for outer, before, segment in zip(outers, exact, segments, strict=True):
             # Pulling back has already contracted the factors, unless they were rounded since.
             same = segment is before
-            read = outer if same else OuterSum(segment, outer.layout, outer.shape)
+            read = outer if same else OuterSum(segment, outer.layout)
             inner += read.inner_product(factor, axes)
         found.append(MeasuredTerm(cut(basis), weight, inner))
     return FactoredGradients(segments, outers[0].layout.sizes, found)

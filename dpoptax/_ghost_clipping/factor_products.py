@@ -63,6 +63,7 @@ _LARGE_GROUP = 2**16
 class Segment(NamedTuple):
     """Holds the factors of one use: `rows` (B, K, L, R) and `columns` (B, K, L, D).
 
+    For a dense layer `y = x @ w`, rows are `x` as (B, 1, 1, R) and columns ∂ℓ/∂y as (B, 1, 1, D).
     Rows of a lookup are one-hot, represented by integers (B, K, L).
     """
 
