@@ -41,17 +41,6 @@ class TradeOff:
         alpha = _probabilities("false_positive_rate", false_positive_rate)
         return self.curve(alpha, 1 - alpha)
 
-    def least(self, probability: ArrayLike) -> NDArray[np.float64]:
-        """Returns f(1 − y), elementwise, precise for small y.
-
-        An event with probability y with the record has at least this probability without it.
-
-        Raises:
-          ValueError: a probability is outside of [0, 1].
-        """
-        y = _probabilities("probability", probability)
-        return self.curve(1 - y, y)
-
 
 def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(values, np.float64)

@@ -25,7 +25,7 @@ from dpoptax.auditing._check_noise import NoiseReport, check_noise
 from dpoptax.auditing._claim import ThreatModel
 from dpoptax.auditing._error_curves import TradeOffCurve, auc, trade_off_curve
 from dpoptax.auditing._exact_scores import Finding
-from dpoptax.auditing._families import Family, approximate_family, claimed_family, gaussian_family
+from dpoptax.auditing._families import Family, claimed_family, gaussian_family
 from dpoptax.auditing._game import (
     Game,
     canary_gradient,
@@ -33,16 +33,15 @@ from dpoptax.auditing._game import (
     linear_loss,
 )
 from dpoptax.auditing._membership import MembershipReport, membership_report
-from dpoptax.auditing._one_run import OneRunGuesses, guesses_about
 from dpoptax.auditing._result import AuditResult, Bound
 from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst_example
 
 __all__ = [
     "AuditResult", "BatchReport", "Bound", "Family", "Finding", "Game", "MembershipReport",
-    "NoiseReport", "OneRunGuesses", "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample",
-    "approximate_family", "approximate_trade_off", "auc", "audit", "audit_one_run", "audit_scores",
+    "NoiseReport", "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample",
+    "approximate_trade_off", "auc", "audit", "audit_one_run", "audit_scores",
     "canary_gradient", "check_batches", "check_noise", "claimed_family", "gaussian_family",
-    "gaussian_trade_off", "guesses_about", "leaf_projections", "linear_loss", "membership_report",
+    "gaussian_trade_off", "leaf_projections", "linear_loss", "membership_report",
     "searched_canary", "trade_off_curve", "worst_example",
 ]  # fmt: skip
 

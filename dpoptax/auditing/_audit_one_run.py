@@ -9,11 +9,10 @@ import numpy as np
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax.auditing._claim import ThreatModel, check_options, check_seen, claim_of
-from dpoptax.auditing._families import approximate_family, gaussian_family
 from dpoptax.auditing._game import Game
-from dpoptax.auditing._one_run import guesses_about
+from dpoptax.auditing._one_run import one_run_bound
 from dpoptax.auditing._replay import one_run
-from dpoptax.auditing._result import AuditResult
+from dpoptax.auditing._result import AuditResult, Bound
 from dpoptax.sampling import Sampler
 
 
@@ -37,9 +36,7 @@ def audit_one_run(
     If every record is in every step, the ledger claims a Gaussian mechanism, and
     `epsilon_lower_bound` is for its whole trade-off curve. Otherwise, or with `claimed_epsilon`,
     which does not determine a mechanism, the bound is for (ε, δ) only. It is weak unless δ is far
-    below (1 − confidence)/canaries. `AuditResult.bounds`
-    also has the bound by the claimed mechanism's trade-off curve if it is priced exactly, as for
-    `audit`.
+    below (1 − confidence)/canaries.
 
     Args:
       game: the training run under attack, with a row for each record.
@@ -116,19 +113,20 @@ def audit_scores(
     check_options(len(scores), confidence, threat_model)
     check_seen(scores, projected=True)
     claim = claim_of(sampler, lambda: opt_state, delta, claimed_epsilon)
-    guesses = guesses_about(scores, included, confidence)
-    gaussian = sampler.sampling_probability == 1.0 and claimed_epsilon is None
-    family = gaussian_family() if gaussian else approximate_family(delta)
-    bound = family.epsilon(family.refuted(guesses.refutes), delta)
+    terms = {"delta": delta, "confidence": confidence}
+    bounds = [Bound(one_run_bound(scores, included, **terms), "(ε, δ), Steinke et al.", "nothing")]
+    if sampler.sampling_probability == 1.0 and claimed_epsilon is None:
+        bound = one_run_bound(scores, included, **terms, gaussian=True)
+        bounds.append(Bound(bound, "f-DP of the claim", "a Gaussian mechanism"))
     return AuditResult(
-        epsilon_lower_bound=float(bound),
+        epsilon_lower_bound=bounds[-1].epsilon,
         delta=delta,
         confidence=confidence,
         trials=len(scores),
         threat_model=threat_model,
         attack="one run, highest and lowest projections",
         seconds=0.0,
-        evidence=guesses,
+        by_guesses=tuple(bounds),
         canaries=(scores[included], scores[~included]),
         **claim,
     )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import dp_accounting
 
-from dpoptax._pricing.checks import check_delta
-from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
+from dpoptax._pricing.trade_off_functions import TradeOff, gaussian_trade_off
 from dpoptax._release.read_ledger import read_ledgers
 from dpoptax.accounting import Guarantee
 from dpoptax.accounting._run_event import drawing_sampler, spent_event
@@ -73,22 +72,6 @@ def gaussian_family() -> Family:
         return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
 
     return Family("a Gaussian mechanism", gaussian_trade_off, epsilon)
-
-
-def approximate_family(delta: float) -> Family:
-    """Returns the family of all mechanisms, by ε at δ; it assumes nothing.
-
-    >>> approximate_family(1e-5).epsilon(2.0, 1e-5)
-    2.0
-    """
-    check_delta(delta)
-
-    def epsilon(parameter: float, at: float) -> float:
-        if at != delta:
-            raise ValueError(f"`delta` must be {delta}, the δ of this family, got {at}.")
-        return parameter
-
-    return Family("nothing", lambda eps: approximate_trade_off(eps, delta), epsilon)
 
 
 def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:

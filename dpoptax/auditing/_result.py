@@ -6,8 +6,7 @@ import functools
 from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax._support.rounded import epsilon_text
 from dpoptax.auditing._error_curves import Array, TradeOffCurve
-from dpoptax.auditing._families import Family, approximate_family
-from dpoptax.auditing._one_run import OneRunGuesses
+from dpoptax.auditing._families import Family
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +42,10 @@ class AuditResult:
       seconds: wall time.
       claimed: the claimed trade-off function: that of the ledger and the sampler, or of (ε, δ) if ε
         was given; `None` if only ε is compared.
-      evidence: a `TradeOffCurve` for many runs, or the guesses about the canaries of one run;
-        `None` if only ε is compared.
+      evidence: the error rates of many runs; `None` if only ε is compared.
       family: mechanisms like the claimed one, for bounds by the evidence; `None` if ε was given
         and the claimed mechanism is not Gaussian, or if its price is only a bound.
+      by_guesses: the bounds by the guesses about the canaries of one run; none for many runs.
       canaries: the scores of the canaries of one run that were in, and of those that were out;
         `None` for many runs.
     """
@@ -60,8 +59,9 @@ class AuditResult:
     attack: str
     seconds: float
     claimed: TradeOff | None = dataclasses.field(default=None, repr=False)
-    evidence: TradeOffCurve | OneRunGuesses | None = dataclasses.field(default=None, repr=False)
+    evidence: TradeOffCurve | None = dataclasses.field(default=None, repr=False)
     family: Family | None = dataclasses.field(default=None, repr=False)
+    by_guesses: tuple[Bound, ...] = dataclasses.field(default=(), repr=False)
     canaries: tuple[Array, Array] | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
@@ -84,19 +84,14 @@ class AuditResult:
         for mechanisms like the claimed one, if there is a family of them. One run proves a bound
         for any (ε, δ)-private mechanism, and one for mechanisms like the claimed one.
         """
-        found = []
-        seen = self.evidence
-        if isinstance(seen, OneRunGuesses):
-            found.append(self._by(seen, approximate_family(self.delta), "f-DP of (ε, δ)"))
-        else:
-            found.append(Bound(self.epsilon_lower_bound, "one threshold", "nothing"))
-        if seen is not None and self.family is not None:
-            found.append(self._by(seen, self.family, "f-DP of the claim"))
+        if self.by_guesses:
+            return self.by_guesses
+        found = [Bound(self.epsilon_lower_bound, "one threshold", "nothing")]
+        if self.evidence is not None and self.family is not None:
+            refuted = self.family.refuted(self.evidence.refutes)
+            bound = float(self.family.epsilon(refuted, self.delta))
+            found.append(Bound(bound, "f-DP of the claim", self.family.assumes))
         return tuple(found)
-
-    def _by(self, seen: TradeOffCurve | OneRunGuesses, family: Family, method: str) -> Bound:
-        epsilon = family.epsilon(family.refuted(seen.refutes), self.delta)
-        return Bound(float(epsilon), method, family.assumes)
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"

@@ -37,8 +37,7 @@ _Attack: TypeAlias = Callable[..., auditing.AuditResult]
 # Explanations of the bounds, by their names in the table.
 _MEANINGS = {
     "one threshold": "Clopper-Pearson bound on the errors of one test; for any mechanism",
-    "f-DP of (ε, δ)": "number of correct guesses about canaries, by the recursion of Mahloujifar "
-    "et al.; for any mechanism",
+    "(ε, δ), Steinke et al.": "number of correct guesses about canaries; for any mechanism",
     "f-DP of the claim": "errors or guesses against the claimed trade-off function at every noise "
     "level; a lower bound on ε if the mechanism is of the claimed kind",
 }
