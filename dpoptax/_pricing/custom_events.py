@@ -10,7 +10,7 @@ from dp_accounting import DpEvent as Event
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
-from dpoptax._pricing import curves, random_allocation, renyi
+from dpoptax._pricing import curves, random_allocation
 from dpoptax._pricing.checks import number
 from dpoptax._pricing.events import (
     MULTIPLIERS,
@@ -22,10 +22,7 @@ from dpoptax._pricing.events import (
     poisson_event,
     without_truncation,
 )
-from dpoptax._pricing.participation_chains import AllocationChain, Chain
-
-# Of fewer sums, or if batches are cut more often, a banded run is priced without amplification.
-_LEAST_SLOTS, _RARE_OVERFLOW = 4, 1e-12
+from dpoptax._pricing.participation_chains import Chain
 
 
 @attr.frozen
@@ -101,20 +98,6 @@ class StatedDpEvent(CustomDpEvent):
         above = pld_pmf.DensePLDPmf(interval, below, masses, self.delta, True)
         return curves.symmetric(above, interval)
 
-    def renyi_divergences(
-        self, orders: Sequence[float], relation: dpa.NeighboringRelation
-    ) -> np.ndarray:
-        """Returns the divergences of ±ε, (orders,), or infinity if δ is positive."""
-        alphas = np.asarray(orders, float)
-        if self.delta:
-            return np.full(len(alphas), np.inf)
-        found, finite = np.full(len(alphas), float(self.epsilon)), np.isfinite(alphas)
-        high, low = -np.logaddexp(0.0, -self.epsilon), -np.logaddexp(0.0, self.epsilon)
-        alpha = alphas[finite]
-        moments = np.logaddexp(alpha * high + (1 - alpha) * low, alpha * low + (1 - alpha) * high)
-        found[finite] = np.minimum((moments + renyi.rounding(alpha)) / (alpha - 1), self.epsilon)
-        return found
-
 
 @attr.frozen
 class RandomAllocationDpEvent(CustomDpEvent):
@@ -125,34 +108,20 @@ class RandomAllocationDpEvent(CustomDpEvent):
         record's contribution.
       period: T.
       steps: The number of released sums.
-      edge_multiplier: The noise multiplier of two of at least three sums, if it differs.
     """
 
     noise_multiplier: float
     period: int
     steps: int
-    edge_multiplier: float | None = None
 
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the privacy loss of the sums."""
-        self._check(relation)
-        fine = interval <= random_allocation.FINE_INTERVAL
-        points = random_allocation.POINTS if fine else random_allocation.COARSE_POINTS
-        return random_allocation.pair(
-            self.noise_multiplier, self.period, self.steps, interval, points, self.edge_multiplier
-        )
-
-    def renyi_divergences(
-        self, orders: Sequence[float], relation: dpa.NeighboringRelation
-    ) -> np.ndarray:
-        """Returns the divergences of the sums, (orders,)."""
-        self._check(relation)
-        run = self.noise_multiplier, self.period, self.steps
-        return random_allocation.renyi_divergences(*run, tuple(orders), self.edge_multiplier)
-
-    def _check(self, relation: dpa.NeighboringRelation) -> None:
         if relation is dpa.NeighboringRelation.REPLACE_ONE:
             raise self.refusal("a record is replaced by one that contributes zero, not by another")
+        fine = interval <= random_allocation.FINE_INTERVAL
+        points = random_allocation.POINTS if fine else random_allocation.COARSE_POINTS
+        run = self.noise_multiplier, self.period, self.steps
+        return random_allocation.pair(*run, interval, points)
 
     def similar(self) -> Event:
         """Returns Poisson samples with the same probability."""
@@ -249,41 +218,6 @@ def allocation_event(
     if rest:
         parts.append(part(rest if exactly_once else block))
     return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
-
-
-def banded_allocation_event(
-    noise_multiplier: float,
-    steps: int,
-    *,
-    column: tuple[float, ...],
-    chain: Chain,
-    overflow: float,
-) -> Event | None:
-    """Returns an event that reveals at least as much as sums with banded noise, if there is one.
-
-    Each record is in one of T steps. If its step modulo b is revealed, with b bands, the columns of
-    A at its possible steps are orthogonal, except those next to the ends of the period.
-
-    Args:
-      noise_multiplier: Relative to the clipping bound.
-      steps: Number of releases, from step 0 on.
-      column: The first column of A, without trailing zeros and negative entries.
-      chain: The law of a record's participations.
-      overflow: The probability that other records fill one step's batch.
-    """
-    if not isinstance(chain, AllocationChain) or chain.participations > 1:
-        return None
-    slots, periods = chain.period // len(column), -(-steps // chain.period)
-    if slots < _LEAST_SLOTS or periods * chain.period * overflow > _RARE_OVERFLOW:
-        return None
-    shifted = [float(np.dot(column[d:], column[: len(column) - d])) for d in range(len(column))]
-    inner = noise_multiplier / math.sqrt(shifted[0])
-    edge = noise_multiplier / math.sqrt(shifted[0] + max(shifted[1:], default=0.0))
-    lowest, highest = random_allocation.MULTIPLIERS
-    if not lowest <= edge <= inner <= highest:
-        return None
-    sums = RandomAllocationDpEvent(inner, slots, slots, edge if periods > 1 else None)
-    return dpa.SelfComposedDpEvent(cut_event(sums, chain.period * overflow), periods)
 
 
 def separated_event(

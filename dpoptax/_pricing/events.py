@@ -125,12 +125,6 @@ class CustomDpEvent(dpa.DpEvent):
         """
         raise self.refusal("unsupported")
 
-    def renyi_divergences(
-        self, orders: Sequence[float], relation: dpa.NeighboringRelation
-    ) -> np.ndarray:
-        """Returns upper bounds on the Rényi divergences, (orders,); raises as `pair`."""
-        raise self.refusal("unsupported")
-
     def refusal(self, message: str) -> dpa.UnsupportedEventError:
         """Returns an error of dp_accounting that says why the event has no price."""
         details = dpa.PrivacyAccountant.CompositionErrorDetails(self, message)

@@ -37,8 +37,6 @@ import numpy as np
 from dp_accounting import rdp
 from scipy import special
 
-from dpoptax._pricing.events import full_probability
-
 _UNIT = 2.0**-53
 _MOST_POINTS = 2**15
 # A_α increases with q, so a smaller q may be replaced by this one.
@@ -76,48 +74,6 @@ def sampled_gaussian_rdp(
         logs = np.minimum(_by_dp_accounting(event, chosen, relation), _drawn(event, chosen))
     found[finite] = logs / (chosen - 1)
     found.flags.writeable = False
-    return found
-
-
-def truncated_rdp(
-    event: dpa.TruncatedSubsampledGaussianDpEvent,
-    orders: tuple[float, ...],
-    relation: dpa.NeighboringRelation,
-) -> np.ndarray:
-    """Computes upper bounds on the Rényi divergences of one truncated Poisson sample.
-
-    The draw of the other records has the same law with and without the target. Reveal it: A_α is at
-    most its mean over these draws. If fewer than b others are drawn, nothing is cut. Otherwise the
-    target is kept with probability at most q and replaces another record. This changes the sum by
-    up to 2C compared with no target, or by up to C compared with a target that contributes zero.
-
-    Args:
-      event: a Poisson sample of N records with probability q, cut to b.
-      orders: α > 1; at infinity the divergence is infinite.
-      relation: add-or-remove-one or replace-special.
-
-    Returns:
-      (orders,).
-
-    Source: arXiv 2508.15089, for the same two cases in privacy loss distributions.
-    """
-    q, sigma = event.sampling_probability, event.noise_multiplier
-    plain = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma))
-    alphas = np.asarray(orders, float)
-    finite = np.isfinite(alphas)
-    scale, kept = alphas[finite] - 1, tuple(alphas[finite])
-    uncut = scale * sampled_gaussian_rdp(plain, kept, relation)
-    if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
-        half = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma / 2))
-        cut = scale * sampled_gaussian_rdp(half, kept, relation)
-    else:
-        # Reveal also whether the target is kept: two Gaussians with probability q, or the same.
-        cut = np.logaddexp(math.log1p(-q), math.log(q) + scale * alphas[finite] / (2 * sigma**2))
-    full = full_probability(event.dataset_size, q, event.truncated_batch_size)
-    with np.errstate(divide="ignore"):
-        logs = np.logaddexp(np.log1p(-full) + uncut, np.log(full) + cut)
-    found = np.full(len(alphas), np.inf)
-    found[finite] = logs / scale
     return found
 
 

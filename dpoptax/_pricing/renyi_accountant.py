@@ -10,14 +10,8 @@ from dp_accounting import dp_event, rdp
 from dp_accounting.rdp.rdp_privacy_accountant import _effective_gaussian_noise_multiplier
 
 from dpoptax._pricing import renyi
-from dpoptax._pricing.custom_events import WorstOfDpEvent
-from dpoptax._pricing.events import (
-    CustomDpEvent,
-    Parts,
-    composition_of,
-    parts_of,
-    without_truncation,
-)
+from dpoptax._pricing.custom_events import StatedDpEvent, WorstOfDpEvent
+from dpoptax._pricing.events import Parts, composition_of, parts_of
 
 
 def accountant_of(
@@ -52,28 +46,17 @@ class _RdpAccountant(rdp.RdpAccountant):
             multiplier = _effective_gaussian_noise_multiplier(event.event)
             if isinstance(multiplier, float):
                 event = attr.evolve(event, event=dpa.GaussianDpEvent(multiplier))
-        if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
-            refused = self._maybe_compose(
-                composition_of(without_truncation(((event, 1),))[0]), count, False
-            )
-            if do_compose and refused is None:
-                self._rdp += count * renyi.truncated_rdp(event, orders, relation)
-            return refused
         if do_compose and renyi.is_sampled_gaussian(event):
             refused = super()._maybe_compose(event, count, False)
             if refused is None:
                 self._rdp += count * renyi.sampled_gaussian_rdp(event, orders, relation)
             return refused
-        if not isinstance(event, CustomDpEvent):
-            return super()._maybe_compose(event, count, do_compose)
-        if not isinstance(event, WorstOfDpEvent):
-            try:
-                divergences = event.renyi_divergences(orders, relation)
-            except dpa.UnsupportedEventError as unsupported:
-                return unsupported.args[0]
-            if do_compose:
-                self._rdp += count * divergences
+        if isinstance(event, StatedDpEvent) and do_compose:
+            self._rdp += count * _stated_rdp(event, self._orders)
+        if isinstance(event, StatedDpEvent):
             return None
+        if not isinstance(event, WorstOfDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
         worst, before = np.zeros_like(self._rdp), self._rdp
         for part in event.events:
             self._rdp = np.zeros_like(before)
@@ -83,6 +66,16 @@ class _RdpAccountant(rdp.RdpAccountant):
             worst = np.maximum(worst, self._rdp)
         self._rdp = before + worst
         return None
+
+
+def _stated_rdp(event: StatedDpEvent, orders: np.ndarray) -> np.ndarray:
+    """Returns upper bounds on the Rényi divergences of a release that is (ε, 0)-DP, (orders,).
+
+    It has D_α ≤ ε, and D_α ≤ α ε²/2 (Bun and Steinke, 2016, proposition 1.4).
+    """
+    if event.delta:
+        return np.full(len(orders), np.inf)
+    return np.minimum(event.epsilon, orders * event.epsilon**2 / 2 * (1 + 2.0**-50))
 
 
 def _halved(event: Event) -> Event:
