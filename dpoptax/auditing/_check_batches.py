@@ -166,8 +166,8 @@ def check_batches(
         participations=int(np.bincount(np.concatenate(rows)).max(initial=0)),
     )
     if report.alarm:
-        found = distinct, claimed, report.findings, partitions
-        closer = "batches with replacement" if repeats else closer_law(*found)
+        known = closer_law(distinct, claimed, partitions)
+        closer = "batches with replacement" if repeats else known
         report = dataclasses.replace(report, closer=closer)
     if noise_multiplier is None:
         return report

@@ -7,19 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpoptax.auditing._batch_laws import Integers, Law, allocation, epochs, independent
-from dpoptax.auditing._batch_tests import NEW, PREVIOUS, Partition, tests_under
+from dpoptax.auditing._batch_tests import Partition, tests_under
 from dpoptax.auditing._exact_scores import Finding, rejected
 from dpoptax.sampling import Sampler
 
 PLACES, LENGTHS, REMAINDERS = "eighths of the rows", "eighths by length", "remainders modulo"
-# The shapes of batches whose shares of groups spread more than those of random ones, or less.
-_SHAPES = {
-    LENGTHS: ("batches of similar lengths", "equal shares of lengths in each batch"),
-    REMAINDERS: ("each batch from one shard of rows", "a share of each shard in each batch"),
-    PLACES: ("batches of neighboring rows", "a share of each block of rows in each batch"),
-}
-# A group counts as drawn with another rate if it is off by more than this.
-_FAR = 0.1
 
 
 def row_groups(size: int, lengths: ArrayLike | None) -> list[Partition]:
@@ -66,12 +58,9 @@ def _randomization(distinct: Sequence[Integers]) -> np.random.Generator:
 
 
 def closer_law(
-    distinct: Sequence[Integers],
-    claimed: Sampler,
-    findings: Sequence[Finding],
-    partitions: Sequence[Partition],
+    distinct: Sequence[Integers], claimed: Sampler, partitions: Sequence[Partition]
 ) -> str | None:
-    """Names a law that the tests do not refute, or the shape of the strongest finding."""
+    """Names a law that the tests do not refute, if a known one fits."""
     filled = [each.tobytes() for each in distinct if len(each)]
     if 4 * (len(filled) - len(set(filled))) > len(distinct):
         return "the same batches again"
@@ -79,7 +68,7 @@ def closer_law(
         impossible, tests = findings_under(distinct, law, claimed, partitions)
         if not impossible and not rejected(tests):
             return name
-    return _shape(findings)
+    return None
 
 
 def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, Law]]:
@@ -99,20 +88,3 @@ def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tupl
         yield f"Poisson samples of {mean:.4g} on average", law
     rate, most = claimed.sampling_probability, int(sizes.max())
     yield f"Poisson samples cut to {most}", independent((number,), (rate,), most)
-
-
-def _shape(findings: Sequence[Finding]) -> str | None:
-    """Names the shape of batches that no candidate fits, by the strongest finding of a mix."""
-    names = {each.name: each for each in findings}
-    for name, each in names.items():
-        rate = names.get(name.replace("mix", "rates"))
-        explained = rate is not None and rate.p_value <= each.p_value  # by a wrong rate of groups
-        for kind, (spread, even) in _SHAPES.items():
-            if name.startswith(f"mix by {kind}") and not explained:
-                return spread if each.effect > 1 else even
-    rates = [each.effect for name, each in names.items() if name.startswith("rates by")]
-    if any(abs(effect - 1) > _FAR for effect in rates):
-        return "groups of rows with rates of their own"
-    if PREVIOUS in names and names[PREVIOUS].effect > 1:
-        return "consecutive batches that share records"
-    return "records with rates of their own" if NEW in names else None

@@ -11,7 +11,7 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import auditing
-from dpoptax.auditing._one_run import one_run_bound
+from dpoptax.auditing._audit_one_run import one_run_bound
 from tests import games
 
 
