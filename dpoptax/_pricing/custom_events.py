@@ -20,6 +20,7 @@ from dpoptax._pricing.events import (
     gaussian_event,
     parts_of,
     poisson_event,
+    unsupported,
     without_truncation,
 )
 from dpoptax._pricing.participation_chains import Chain
@@ -117,7 +118,7 @@ class RandomAllocationDpEvent(CustomDpEvent):
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the privacy loss of the sums."""
         if relation is dpa.NeighboringRelation.REPLACE_ONE:
-            raise self.refusal("a record is replaced by one that contributes zero, not by another")
+            raise unsupported(self, "a record is replaced by one that contributes zero")
         fine = interval <= random_allocation.FINE_INTERVAL
         points = random_allocation.POINTS if fine else random_allocation.COARSE_POINTS
         run = self.noise_multiplier, self.period, self.steps

@@ -106,6 +106,12 @@ class Uncut(NamedTuple):
     only_by_delta: bool = False
 
 
+def unsupported(event: Event, message: str) -> dpa.UnsupportedEventError:
+    """Returns an error of dp_accounting that says why the event has no price."""
+    details = dpa.PrivacyAccountant.CompositionErrorDetails(event, message)
+    return dpa.UnsupportedEventError(details)
+
+
 class CustomDpEvent(dpa.DpEvent):
     """An event that dp_accounting lacks; see `custom_events`."""
 
@@ -123,12 +129,7 @@ class CustomDpEvent(dpa.DpEvent):
         Raises:
           dpa.UnsupportedEventError: it is not supported under the relation.
         """
-        raise self.refusal("unsupported")
-
-    def refusal(self, message: str) -> dpa.UnsupportedEventError:
-        """Returns an error of dp_accounting that says why the event has no price."""
-        details = dpa.PrivacyAccountant.CompositionErrorDetails(self, message)
-        return dpa.UnsupportedEventError(details)
+        raise unsupported(self, "unsupported")
 
     def similar(self) -> Event:
         """Returns an event with about the same price, which is priced fast."""
