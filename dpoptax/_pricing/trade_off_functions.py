@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import optimize, special
 
 from dpoptax._pricing.checks import number
 
-_TOLERANCE, _MOST_MU = 1e-4, 1e3
+_TOLERANCE, _MOST_MU, _FINER = 2e-5, 1e3, 100
 _MOST_EPSILON = 700.0  # e^ε of more overflows a double
 
 
@@ -128,45 +128,27 @@ def least_mu(epsilons: np.ndarray, deltas: np.ndarray, delta: float) -> float:
         return 0.0
     if epsilons[last] > _MOST_EPSILON:
         return math.inf
-    epsilons, deltas = epsilons[: last + 1], deltas[: last + 1] - delta
+    at = np.interp(np.arange(0, last, 1 / _FINER), np.arange(last + 1), epsilons[: last + 1])
+    # δ is convex in e^ε, so it is below its chords.
+    bounds = np.interp(np.exp(at), np.exp(epsilons[: last + 1]), deltas[: last + 1]) - delta
+    ends = np.append(at[1:], epsilons[last])
 
-    def holds(mu: float) -> bool:
-        return _is_above(*_gaussian_deltas(mu, epsilons), deltas, np.exp(epsilons))
+    def room(mu: float) -> float:
+        # Both curves fall: the bound at one ε holds up to the next, where the Gaussian's is least.
+        return float(np.min(_gaussian_deltas(mu, ends) - bounds))
 
-    low, high = 0.0, 1.0
-    while not holds(high):
-        low, high = high, 2 * high
+    high = 1.0
+    while room(high) < 0:
+        high *= 2
         if high > _MOST_MU:
             return math.inf
-    while high - low > _TOLERANCE * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    found = optimize.bisect(room, 1e-300, high, xtol=_TOLERANCE * high)
+    return float(found if room(found) >= 0 else found + 2 * _TOLERANCE * high)
 
 
-def _is_above(values: np.ndarray, slopes: np.ndarray, deltas: np.ndarray, odds: np.ndarray) -> bool:
-    """Returns whether a convex function of e^ε is above δ everywhere.
-
-    δ is also convex in e^ε. Between two points, δ is below the chord of its bounds, and the
-    function is above both of its tangents. The tangents are closest to the chord where they meet or
-    at the points.
-
-    Args:
-      values: the values of the function at `odds`.
-      slopes: its derivatives at `odds`.
-      deltas: upper bounds on δ at `odds`.
-      odds: e^ε.
-    """
-    width, bend = np.diff(odds), np.diff(slopes)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        meet = np.clip((slopes[1:] * width - np.diff(values)) / bend, 0, width)
-    meet = np.where(bend > 0, meet, 0)
-    chords = deltas[:-1] + np.diff(deltas) / width * meet
-    return bool(np.all(values >= deltas) and np.all(values[:-1] + slopes[:-1] * meet >= chords))
-
-
-def _gaussian_deltas(mu: float, epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns δ of N(μ, 1) against N(0, 1) at each ε, and its derivative by e^ε."""
-    below = special.log_ndtr(-mu / 2 - epsilons / mu)
-    deltas = special.ndtr(mu / 2 - epsilons / mu) - np.exp(epsilons + below)
-    return deltas, -np.exp(below)
+def _gaussian_deltas(mu: float, epsilons: np.ndarray) -> np.ndarray:
+    """Returns δ of N(μ, 1) against N(0, 1) at each ε."""
+    with np.errstate(over="ignore"):
+        scaled = epsilons / mu
+    above = special.ndtr(mu / 2 - scaled)
+    return above - np.exp(epsilons + special.log_ndtr(-mu / 2 - scaled))
