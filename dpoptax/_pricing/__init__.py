@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dpoptax._pricing import events as events
     from dpoptax._pricing import monte_carlo as monte_carlo
     from dpoptax._pricing import privacy_event as privacy_event
-    from dpoptax._pricing import renyi_accountant as renyi_accountant
+    from dpoptax._pricing import renyi as renyi
     from dpoptax._pricing import several_records as several_records
 else:
     from dpoptax._support.lazy import lazy_names
 
     _MODULES = (
         *("accountants", "custom_events", "curves", "derived_curves", "events"),
-        *("monte_carlo", "privacy_event", "renyi_accountant", "several_records"),
+        *("monte_carlo", "privacy_event", "renyi", "several_records"),
     )
     __getattr__, __dir__, __all__ = lazy_names(__name__, {".": _MODULES})

@@ -253,7 +253,7 @@ def _rdp_accountant(
     orders: Sequence[float] | None = None,
 ) -> rdp.RdpAccountant:
     try:
-        return _pricing.renyi_accountant.accountant_of(parts, relation, orders)
+        return _pricing.renyi.accountant_of(parts, relation, orders)
     except dpa.UnsupportedEventError as error:
         raise _unsupported("rdp", parts, relation) from error
 
