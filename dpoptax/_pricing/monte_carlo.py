@@ -38,11 +38,10 @@ Waudby-Smith and Ramdas, "Estimating means of bounded random variables by bettin
 test.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import dp_accounting as dpa
 import numpy as np
@@ -140,8 +139,7 @@ def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -
         tests.append(Test.planned(run, pilot, target, log_failure, least, work))
     if any(test.log_wealth(np.zeros(0)) < -log_failure for test in tests):
         return most  # No test can pass, even if all samples are 0.
-    with _progress(sum(test.samples for test in tests)) as advance:
-        wealths = [test.run(run, question, advance) for test in tests]
+    wealths = [test.run(run, question) for test in tests]
 
     def proven(epsilon: float) -> bool:
         # 1e-6 covers the rounding.
@@ -197,12 +195,10 @@ class Test:
         best = math.sqrt(-2 * log_failure / (samples * square))
         return cls(pilot.proposal, target, least, samples, min(best, 1 / bound))
 
-    def run(
-        self, run: Run, question: str, advance: Callable[[int], object]
-    ) -> Callable[[float], float]:
+    def run(self, run: Run, question: str) -> Callable[[float], float]:
         """Draws the samples and returns log W, an increasing function of ε ≥ `least`."""
-        seed, least = (_TEST, question), self.least
-        losses = draw(run, self.proposal, self.samples, seed=seed, least=least, advance=advance)
+        seed = _TEST, question
+        losses = draw(run, self.proposal, self.samples, seed=seed, least=self.least)
         return lambda epsilon: self.log_wealth(losses.values(epsilon))
 
     def log_wealth(self, values: np.ndarray) -> float:
@@ -220,16 +216,3 @@ def _pilot(run: Run, direction: int, target: float, most: float, question: str) 
         found = draw(run, proposal, samples, seed=(_PILOT, question))
         epsilon = found.root(target, most)
     return found
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], object]]:
-    """Shows a progress bar on a terminal after three seconds, if tqdm is installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield lambda number: None
-        return
-    options = {"delay": 3, "disable": None, "leave": False}
-    with tqdm(None, "privacy", total, unit="sample", unit_scale=True, **options) as bar:
-        yield bar.update

@@ -61,12 +61,7 @@ class Family:
 
 
 def gaussian_family() -> Family:
-    """Returns the family of Gaussian mechanisms, by μ.
-
-    >>> family = gaussian_family()
-    >>> round(family.epsilon(1.0, 1e-5), 3)
-    4.377
-    """
+    """Returns the family of Gaussian mechanisms, by μ."""
 
     def epsilon(mu: float, delta: float) -> float:
         return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
@@ -83,22 +78,6 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
     below only if the price is exact: independent noise, under a `PoissonSampler` without
     `max_batch_size`. Batches of a fixed size are priced by a dominating pair, and correlated noise
     over randomly drawn examples as a Gaussian.
-
-    Args:
-      opt_state: contains the state of at least one noise stage.
-      sampler: the sampler that drew the batches.
-
-    Raises:
-      ValueError: `accounting.guarantee` raises it.
-
-    >>> import dpoptax, jax, jax.numpy as jnp
-    >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
-    >>> tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=8, key=jax.random.key(0))
-    >>> grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), dpoptax.l2_clip(1.0))
-    >>> grads = grad_fn(jnp.zeros(2), jnp.ones((8, 2)))
-    >>> _, state = tx.update(grads, tx.init(jnp.zeros(2)))
-    >>> claimed_family(state, sampler).trade_off(1.0)([0.1, 0.5]).round(2)
-    array([0.78, 0.31])
     """
     readings = read_ledgers(opt_state)
     drawn = drawing_sampler(sampler, readings)
