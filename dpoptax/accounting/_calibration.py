@@ -1,4 +1,4 @@
-"""Calibration: the noise, number of steps or batch size whose ε meets a target."""
+"""Calibration: the noise or number of steps whose ε meets a target."""
 
 import dataclasses
 import functools
@@ -26,7 +26,6 @@ from dpoptax.accounting._run_event import (
     sampler_of,
     sampling_of,
 )
-from dpoptax.sampling._poisson import PoissonSampler
 
 if TYPE_CHECKING:
     from dpoptax.matrix._participation import Participation
@@ -44,12 +43,11 @@ def calibrate(
     steps: int | None = None,
     sampling_probability: float | None = None,
     sampler: "Sampler | Participation | None" = None,
-    dataset_size: int | None = None,
     schedule: Mapping[int, float] | None = None,
     accountant: Accountant = "pld",
     also: Sequence[Composable] = (),
 ) -> float:
-    """Returns the noise multiplier, number of steps or batch size for a budget.
+    """Returns the noise multiplier or number of steps for a budget.
 
     The result is the number that is left out. The other arguments are those of `planned_guarantee`;
     `epsilon` is for the sums and the events of `also` together.
@@ -60,8 +58,6 @@ def calibrate(
       `gaussian_noise(noise_multiplier={t: s * r for t, r in schedule.items()}, ...)`.
     - **Without `steps`:** the largest number of noisy sums, an `int`. With correlated noise, it is
       at most the number of steps of the strategy.
-    - **With `dataset_size` instead of a sampler:** the largest expected batch size of a
-      `PoissonSampler` without `max_batch_size`, an `int` of at most `dataset_size`.
 
     Raises:
       ValueError: an argument is out of range, not exactly one number is left out, or no number
@@ -72,21 +68,13 @@ def calibrate(
     0.959
     >>> calibrate(**run, sampling_probability=0.01, noise_multiplier=1.1) // 10
     172
-    >>> calibrate(**run, dataset_size=50_000, noise_multiplier=1.1, steps=1000)
-    644
     """
-    left_out = [noise_multiplier is None, steps is None, dataset_size is not None]
     both = schedule is not None and noise_multiplier is not None
-    if sum(left_out) != 1 or both or (dataset_size is not None and sampler is not None):
+    if (noise_multiplier is None) == (steps is None) or both:
         raise ValueError(
-            "Leave out exactly one of `noise_multiplier`, `steps` and `sampler` (with "
-            f"`dataset_size` instead), got noise_multiplier={noise_multiplier}, steps={steps}, "
-            f"sampler={sampler}, dataset_size={dataset_size}, schedule={schedule}."
+            "Leave out exactly one of `noise_multiplier` and `steps`, got "
+            f"noise_multiplier={noise_multiplier}, steps={steps}, schedule={schedule}."
         )
-    if dataset_size is not None:
-        remedy = "count the training records, or users"
-        dataset_size = integer("dataset_size", dataset_size, 1, remedy)
-        sampler = PoissonSampler(dataset_size, dataset_size)
     if steps is not None:
         steps = integer("steps", steps, 1, "a run without steps has no noise and no batch")
     sampling, others = sampling_of(sampling_probability, sampler), other_events(also)
@@ -95,10 +83,9 @@ def calibrate(
 
     def event(x: float) -> dpa.DpEvent:
         """Returns the event with x as the number that is left out."""
-        drawn = sampling if dataset_size is None else PoissonSampler(dataset_size, int(x))
         used = noise if noise_multiplier is not None else scaled(noise, x)
-        sums = event_of(drawn, [(int(x) if steps is None else steps, used)])
-        return run_event(sums, drawn, others).dp_event
+        sums = event_of(sampling, [(int(x) if steps is None else steps, used)])
+        return run_event(sums, sampling, others).dp_event
 
     if not 0 < number("epsilon", epsilon) < math.inf:
         raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
@@ -109,9 +96,6 @@ def calibrate(
     if noise_multiplier is None:
         search = _Search(event, *target, *_MULTIPLIERS, rising=False, digits=5)
         return _solution(search, "noise_multiplier", start=1.0)
-    if dataset_size is not None:
-        search = _Search(event, *target, 1, dataset_size, rising=True)
-        return int(_solution(search, "batch_size", start=max(1, dataset_size // 100)))
     most = min(_MAX_STEPS, getattr(getattr(sampler, "strategy", None), "steps", _MAX_STEPS))
     return int(_solution(_Search(event, *target, 1, most, rising=True), "steps", min(1000, most)))
 

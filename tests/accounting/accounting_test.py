@@ -629,32 +629,6 @@ class TestCalibration:
         assert planned_epsilon(steps=steps, **run) <= 1.5
         assert planned_epsilon(steps=steps + 1, **run) > 1.5
 
-    @pytest.mark.parametrize(
-        ("dataset_size", "delta", "accountant"),
-        [
-            (50_000, DELTA, "pld"),
-            (50_000, DELTA, "rdp"),
-            # Truncation is part of δ, and a batch size off by 1 in 100,000 would be noticeable.
-            (10**6, 9e-7, "pld"),
-        ],
-    )
-    def test_batch_size_is_the_largest_that_fits(self, dataset_size, delta, accountant):
-        run = {"noise_multiplier": 4.4, "delta": delta, "steps": 500, "accountant": accountant}
-        size = accounting.calibrate(epsilon=2, dataset_size=dataset_size, **run)
-
-        def spent(batch_size):
-            return planned_epsilon(sampler=PoissonSampler(dataset_size, batch_size, seed=0), **run)
-
-        assert spent(size) <= 2 < spent(size + 1)
-
-    def test_generous_budget_allows_full_batches(self):
-        assert (
-            accounting.calibrate(
-                epsilon=10, delta=1e-4, noise_multiplier=5, dataset_size=1000, steps=3
-            )
-            == 1000
-        )
-
     @pytest.mark.parametrize("epsilon", [0, -1, math.inf, math.nan, "1e"])
     def test_bad_target(self, epsilon):
         with pytest.raises(ValueError, match="epsilon"):
@@ -677,19 +651,13 @@ class TestCalibration:
             accounting.calibrate(
                 epsilon=5, delta=DELTA, noise_multiplier=math.inf, sampling_probability=0.5
             )
-        with pytest.raises(ValueError, match="at least .* which batch_size=1 .* got 0.5. Raise"):
-            accounting.calibrate(
-                epsilon=0.5, delta=1e-4, noise_multiplier=0.3, dataset_size=500, steps=500
-            )
 
     @pytest.mark.parametrize(
         "changes",
         [
             {"noise_multiplier": 1.0},
             {"steps": None},
-            {"dataset_size": 100},
             {"noise_multiplier": 1.0, "steps": None, "schedule": {0: 1.0}},
-            {"noise_multiplier": 1.0, "dataset_size": 100},
         ],
         ids=str,
     )
