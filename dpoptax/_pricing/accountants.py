@@ -83,8 +83,7 @@ def _price(
     interval: float,
 ) -> float:
     plain, overflow, only_by_delta = without_truncation(parts)
-    by_delta = only_by_delta or accountant == "rdp"
-    if overflow >= delta and by_delta:
+    if overflow >= delta and (only_by_delta or accountant == "rdp"):
         raise ValueError(
             f"`delta` must be above {overflow:.3g}, the probability that the sampler's largest "
             f"batch is full in this run, or that a stated release fails, got {delta}. Pass a "
@@ -93,7 +92,7 @@ def _price(
     if accountant == "rdp":
         return _rdp_epsilon(plain, delta - overflow, relation)
     # Pricing the truncation takes several times as long, and does not matter if it is rare.
-    if by_delta or overflow <= 1e-3 * delta:
+    if only_by_delta or overflow <= 1e-3 * delta:
         return _pld_epsilon(plain, delta - overflow, relation, interval)
     return _pld_epsilon(parts, delta, relation, interval)
 

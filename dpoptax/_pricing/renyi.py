@@ -87,9 +87,9 @@ class _RdpAccountant(rdp.RdpAccountant):
             if refused is None:
                 self._rdp += count * sampled_gaussian_rdp(event, orders, relation)
             return refused
-        if isinstance(event, StatedDpEvent) and do_compose:
-            self._rdp += count * _stated_rdp(event, self._orders)
         if isinstance(event, StatedDpEvent):
+            if do_compose:
+                self._rdp += count * _stated_rdp(event, self._orders)
             return None
         if not isinstance(event, WorstOfDpEvent):
             return super()._maybe_compose(event, count, do_compose)
