@@ -87,7 +87,7 @@ def _price(
         raise ValueError(
             f"`delta` must be above {overflow:.3g}, the probability that the sampler's largest "
             f"batch is full in this run, or that a stated release fails, got {delta}. Pass a "
-            "larger `max_batch_size`, a larger `delta`, or accountant='pld'."
+            "larger `max_batch_size` or `delta`, or accountant='pld' instead of 'rdp'."
         )
     if accountant == "rdp":
         return _rdp_epsilon(plain, delta - overflow, relation)
