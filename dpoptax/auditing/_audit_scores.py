@@ -1,5 +1,7 @@
 """Audits one training run with many canaries, by the numbers of correct guesses."""
 
+import functools
+
 import numpy as np
 from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 
@@ -58,11 +60,10 @@ def audit_scores(
     check_options(len(scores), confidence, threat_model)
     check_seen(scores, projected=True)
     claim = claim_of(sampler, lambda: opt_state, delta, claimed_epsilon)
-    terms = {"delta": delta, "confidence": confidence}
-    bounds = [Bound(one_run_bound(scores, included, **terms), "(ε, δ), Steinke et al.", "nothing")]
+    bound = functools.partial(one_run_bound, scores, included, delta=delta, confidence=confidence)
+    bounds = [Bound(bound(), "(ε, δ), Steinke et al.", "nothing")]
     if sampler.sampling_probability == 1.0 and claimed_epsilon is None:
-        bound = one_run_bound(scores, included, **terms, gaussian=True)
-        bounds.append(Bound(bound, "f-DP of the claim", "a Gaussian mechanism"))
+        bounds.append(Bound(bound(gaussian=True), "f-DP of the claim", "a Gaussian mechanism"))
     return AuditResult(
         epsilon_lower_bound=bounds[-1].epsilon,
         delta=delta,
