@@ -24,13 +24,13 @@ class TradeOff:
 
     Attributes:
       name: the bound in words.
-      curve: (α, 1 − α) ↦ f(α), elementwise; the smaller of the two arguments is precise.
+      curve: α ↦ f(α), elementwise.
 
     Source: Dong, Roth, Su, "Gaussian differential privacy", 2019.
     """
 
     name: str
-    curve: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+    curve: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
     def __call__(self, false_positive_rate: ArrayLike) -> NDArray[np.float64]:
         """Returns f, the least false-negative rates at these false-positive rates.
@@ -38,15 +38,10 @@ class TradeOff:
         Raises:
           ValueError: a rate is outside of [0, 1].
         """
-        alpha = _probabilities("false_positive_rate", false_positive_rate)
-        return self.curve(alpha, 1 - alpha)
-
-
-def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    values = np.asarray(values, np.float64)
-    if not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(f"`{name}` must be in [0, 1], got {values}.")
-    return values
+        alpha = np.asarray(false_positive_rate, np.float64)
+        if not np.all((alpha >= 0) & (alpha <= 1)):
+            raise ValueError(f"`false_positive_rate` must be in [0, 1], got {alpha}.")
+        return self.curve(alpha)
 
 
 def gaussian_trade_off(mu: float) -> TradeOff:
@@ -69,9 +64,8 @@ def gaussian_trade_off(mu: float) -> TradeOff:
             f"`mu` must be at least 0, got {mu}. It is √steps over the noise multiplier."
         )
 
-    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
-        quantile = np.where(alpha < rest, -special.ndtri(alpha), special.ndtri(rest))
-        return special.ndtr(quantile - mu)
+    def curve(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+        return special.ndtr(-special.ndtri(alpha) - mu)
 
     return TradeOff(f"{mu:.3g}-GDP", curve)
 
@@ -104,9 +98,9 @@ def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
     proven = epsilons < math.log(np.finfo(np.float64).max)
     growth, slack = np.exp(epsilons[proven]), deltas[proven]
 
-    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
-        alpha, rest = alpha[..., None], rest[..., None]
-        lines = np.concatenate([1 - slack - growth * alpha, (rest - slack) / growth], axis=-1)
+    def curve(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+        alpha = alpha[..., None]
+        lines = np.concatenate([1 - slack - growth * alpha, (1 - alpha - slack) / growth], axis=-1)
         return np.max(lines, axis=-1, initial=0.0)
 
     pairs = f"({epsilons[0]:.3g}, {deltas[0]:.3g})" if len(epsilons) == 1 else "(ε(δ), δ)"

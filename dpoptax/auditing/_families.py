@@ -94,7 +94,7 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
     def trade_off(less: float) -> TradeOff:
         # Priced on request, since it takes a second for many steps.
         name = "the claim" if less == 1 else f"the claim with noise / {less:.3g}"
-        return TradeOff(name, lambda *rates: priced(less).curve(*rates))
+        return TradeOff(name, lambda rates: priced(less).curve(rates))
 
     def epsilon(less: float, delta: float) -> float:
         return with_noise(less).epsilon(delta) if less else 0.0

@@ -536,16 +536,6 @@ class TestEdges:
         with pytest.warns(UserWarning, match="not below 1/N") as caught:
             accounting.calibrate(epsilon=1, delta=2e-3, sampler=sampler, steps=5, accountant="rdp")
         assert caught[0].filename == __file__
-        with pytest.warns(UserWarning, match="not below 1/N"):
-            accounting.calibrate(
-                **{"epsilon": 9, "delta": 3e-3, "noise_multiplier": 9, "dataset_size": 1000},
-                steps=2,
-                accountant="rdp",
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            planned_epsilon(**run, delta=9e-4)
-            planned_epsilon(**run, delta=1e-3)  # warned of above
 
     def test_refuses_unsupported_events(self):
         gaussian = dpa.GaussianDpEvent(1.0)
