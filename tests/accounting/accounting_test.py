@@ -536,6 +536,9 @@ class TestEdges:
         with pytest.warns(UserWarning, match="not below 1/N") as caught:
             accounting.calibrate(epsilon=1, delta=2e-3, sampler=sampler, steps=5, accountant="rdp")
         assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            planned_epsilon(**run, delta=9e-4)
 
     def test_refuses_unsupported_events(self):
         gaussian = dpa.GaussianDpEvent(1.0)
