@@ -37,6 +37,13 @@ def poisson(records=64, batch_size=None):
     return sampling.PoissonSampler(records, records if batch_size is None else batch_size, seed=0)
 
 
+def canary_gradients(transform, clip, size, sampler, *, steps=1):
+    """Returns a game for `audit_one_run`: the gradient of example i is a long i-th unit vector."""
+    dataset = 1e3 * clip.sensitivity * jnp.eye(sampler.dataset_size, size)
+    grad_fn = dpoptax.clipped_grad(auditing.linear_loss, clip)
+    return auditing.Game(transform, grad_fn, jnp.zeros(size), dataset, sampler, steps)
+
+
 def noise(sampler, noise_multiplier=1.0):
     """Returns the noise stage for a sampler."""
     return dpoptax.gaussian_noise(

@@ -19,7 +19,7 @@ of at most 1 in 1,000.
 
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax.auditing._audit import audit
-from dpoptax.auditing._audit_scores import audit_scores
+from dpoptax.auditing._audit_one_run import audit_one_run, audit_scores
 from dpoptax.auditing._check_batches import BatchReport, check_batches
 from dpoptax.auditing._check_noise import NoiseReport, check_noise
 from dpoptax.auditing._claim import ThreatModel
@@ -38,7 +38,7 @@ from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst
 __all__ = [
     "AuditResult", "BatchReport", "Bound", "Finding", "Game", "MembershipReport",
     "NoiseReport", "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample",
-    "approximate_trade_off", "auc", "audit", "audit_scores",
+    "approximate_trade_off", "auc", "audit", "audit_one_run", "audit_scores",
     "canary_gradient", "check_batches", "check_noise",
     "gaussian_trade_off", "leaf_projections", "linear_loss", "membership_report",
     "searched_canary", "trade_off_curve", "worst_example",

@@ -40,7 +40,7 @@ class Game:
       grad_fn: from `dpoptax.clipped_grad`.
       params: the initial parameters.
       dataset: leaves (rows, …), with a row for each of the sampler's records. The last row is the
-        canary. Under a `PoissonSampler`, the canary may be
+        canary; `audit_one_run` takes several last rows. Under a `PoissonSampler`, the canary may be
         the only row; the other records then add nothing. This is the worst case for adding or
         removing one record, and the cheapest to run.
       sampler: the sampler of the batches.

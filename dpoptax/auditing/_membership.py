@@ -162,7 +162,7 @@ def membership_report(
 
     The limits of Clopper and Pearson treat examples as independent, although those of one model
     share its noise. They assume that chance alone decided which examples were in the data: members
-    and non-members from different sources may differ for other reasons. `audit_scores` needs only
+    and non-members from different sources may differ for other reasons. `audit_one_run` needs only
     independent coins.
 
     Privacy: the report reads private losses without noise. It is not private itself.

@@ -1,6 +1,7 @@
-"""Runs of an audit, with and without the canary."""
+"""Runs of an audit: many with and without the canary, or one with many canaries."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,13 +13,14 @@ from dpoptax._points.points import GradientPoints, gradient_points
 from dpoptax._random.keys import fold_in
 from dpoptax._release.ledger import imprint_of, is_ledger, replace_key
 from dpoptax._support.tree import PyTree
-from dpoptax.auditing._game import Game
+from dpoptax.auditing._game import Game, leaf_projections
 
 # Largest number of floats in the per-example gradients, or their inputs, of a chunk of runs.
 _CHUNK = 2**24
 
 # Record indices and masks of a run, (steps, draw) each.
 DrawnBatches = tuple[Any, Any]
+Look = Callable[[PyTree, GradientPoints], jax.Array]
 
 
 def _releases(opt_state: PyTree) -> jax.Array:
@@ -29,9 +31,9 @@ def _releases(opt_state: PyTree) -> jax.Array:
 
 
 def _run(
-    game: Game, begun: PyTree, threat_model: str, key: jax.Array, draws: DrawnBatches
-) -> tuple[Any, jax.Array]:
-    """Runs the game on the given draws.
+    game: Game, begun: PyTree, threat_model: str, key: jax.Array, draws: DrawnBatches, look: Look
+) -> tuple[Any, PyTree]:
+    """Runs the game on the given draws; returns the observations and the final state.
 
     Args:
       game: the game.
@@ -39,16 +41,9 @@ def _run(
       threat_model: of the audit.
       key: makes the new keys.
       draws: (steps, draw) each.
-
-    Returns:
-      The observations of each update, or of the movement of the run, (steps or 1, F), and
-      `_releases`.
+      look: the attacker's look at each update, or at the movement of a run. The results are stacked
+        along a new axis of length steps, or 1.
     """
-    canary = jax.tree.map(lambda x: x[-1:], game.dataset)
-
-    def look(update: PyTree, points: GradientPoints) -> jax.Array:
-        clipped = game.grad_fn(points, canary)
-        return game.observe(update, clipped.decode(clipped.sum))
 
     def step(
         carry: tuple[PyTree, PyTree], draw: DrawnBatches
@@ -66,7 +61,13 @@ def _run(
     if threat_model == "last-iterate":
         moved = jax.tree.map(jnp.subtract, params, game.params)
         seen = look(moved, gradient_points(start[1], game.params))[None]
-    return seen, _releases(opt_state)
+    return seen, opt_state
+
+
+def _added(game: Game, points: GradientPoints, canary: PyTree) -> PyTree:
+    """Returns the canary's contribution to a sum, shaped like the parameters."""
+    clipped = game.grad_fn(points, canary)
+    return clipped.decode(clipped.sum)
 
 
 def _with_fresh_keys(opt_state: PyTree, key: jax.Array) -> PyTree:
@@ -115,10 +116,16 @@ class Runs:
             draws: DrawnBatches | None,
         ) -> tuple[jax.Array, jax.Array]:
             of_data = dataclasses.replace(game, dataset=dataset)
+            canary = jax.tree.map(lambda x: x[-1:], dataset)
             noise, sampling = jax.random.split(key)
             if draws is None:
                 draws = _some_draws(of_data, sampling, included)
-            return _run(of_data, begun, threat_model, noise, draws)
+
+            def look(update: PyTree, points: GradientPoints) -> jax.Array:
+                return game.observe(update, _added(game, points, canary))
+
+            seen, opt_state = _run(of_data, begun, threat_model, noise, draws, look)
+            return seen, _releases(opt_state)
 
         self._run = jax.jit(jax.vmap(run, in_axes=(None, None, 0, None, 0)))
 
@@ -161,3 +168,34 @@ def _seeds(keys: jax.Array, like: int | bytes | None) -> list[Any]:
     if ciphered:
         return [words.tobytes() for words in np.asarray(bits)]
     return [high << 32 | low for high, low in np.asarray(bits).tolist()]
+
+
+def one_run(
+    game: Game, threat_model: str, key: jax.Array, included: np.ndarray
+) -> tuple[np.ndarray, PyTree]:
+    """Returns the canaries' scores in one run and the final state."""
+    first = game.rows - len(included)
+    kept = np.concatenate([np.ones(first, bool), included])
+    samples = [game.sampler.sample(step) for step in range(game.steps)]
+    indices = np.array([x.indices for x in samples], np.int32)
+    masks = np.array([x.mask for x in samples]) & kept[indices]
+
+    @jax.jit
+    def run(
+        dataset: PyTree, begun: PyTree, key: jax.Array, draws: DrawnBatches
+    ) -> tuple[jax.Array, PyTree]:
+        canaries = jax.tree.map(lambda x: x[first:], dataset)
+
+        def look(update: PyTree, points: GradientPoints) -> jax.Array:
+            def score(canary: PyTree) -> jax.Array:
+                alone = jax.tree.map(lambda x: x[None], canary)
+                return jnp.sum(leaf_projections(update, _added(game, points, alone)))
+
+            return jax.lax.map(score, canaries, batch_size=64)
+
+        of_data = dataclasses.replace(game, dataset=dataset)
+        return _run(of_data, begun, threat_model, key, draws, look)
+
+    begun = game.transform.init(game.params)
+    seen, opt_state = run(game.dataset, begun, key, (indices, masks))
+    return np.asarray(seen, np.float64).sum(axis=0), opt_state

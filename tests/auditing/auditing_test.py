@@ -110,6 +110,20 @@ def test_scores_without_signal_prove_nothing(threat_model):
     assert result.epsilon_lower_bound < 0.05, result
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("threat_model", slow_but(("white-box",), ("white-box", "last-iterate")))
+def test_one_run_audit_reaches_part_of_claim(threat_model):
+    sampler = games.poisson(2_000)
+    tx = games.noise(sampler)
+    game = games.canary_gradients(tx, dpoptax.l2_clip(1.0), 2_000, sampler)
+    result = auditing.audit_one_run(game, key=KEY, threat_model=threat_model)
+    assert 1.0 < result.epsilon_lower_bound <= result.claimed_epsilon, result
+    unseen = dataclasses.replace(game, dataset=1e-6 * game.dataset)
+    silent = auditing.audit_one_run(unseen, key=KEY, threat_model=threat_model)
+    assert silent.epsilon_lower_bound < 0.05
+    assert result.claimed_epsilon == pytest.approx(games.claim())
+
+
 @pytest.fixture(scope="module")
 def examples():
     """Returns a network, 24 examples, and a canary with a wrong label."""
@@ -216,12 +230,14 @@ def test_refuses_bad_audits(change, message):
 def test_refuses_canaries_that_add_nothing(canary):
     """Canaries that add nothing are refused: their bound would be 0 for any noise, or none."""
     sampler = games.poisson(64)
-    game = auditing.canary_gradient(games.noise(sampler), games.CLIP, games.PARAMS, sampler)
-    dataset = jax.tree.map(lambda x: jnp.full_like(x, canary), game.dataset)
-    with pytest.raises(ValueError, match="the canaries add nothing"):
-        auditing.audit(dataclasses.replace(game, dataset=dataset), key=KEY, trials=100)
-    with pytest.raises(ValueError, match="the canaries add nothing"):
-        auditing.audit_scores(np.ones(64), np.arange(64) % 2, (), sampler, claimed_epsilon=1.0)
+    one = auditing.canary_gradient(games.noise(sampler), games.CLIP, games.PARAMS, sampler)
+    many = games.canary_gradients(games.noise(sampler), games.CLIP, 64, sampler)
+    for audit, game in ((auditing.audit, one), (auditing.audit_one_run, many)):
+        dataset = jax.tree.map(lambda x: jnp.full_like(x, canary), game.dataset)
+        silent = dataclasses.replace(game, dataset=dataset)
+        options = {"trials": 100} if audit is auditing.audit else {}
+        with pytest.raises(ValueError, match="the canaries add nothing"):
+            audit(silent, key=KEY, **options)
 
 
 @pytest.mark.slow
@@ -230,8 +246,11 @@ def test_refuses_audit_of_diverging_run(threat_model):
     sampler = games.poisson(64)
     tx = optax.chain(games.noise(sampler), optax.scale(1e38), optax.scale(1e10))
     one = auditing.canary_gradient(tx, games.CLIP, games.PARAMS, sampler)
+    many = games.canary_gradients(tx, games.CLIP, 64, sampler)
     with pytest.raises(ValueError, match="must be finite"):
         auditing.audit(one, key=KEY, trials=100, threat_model=threat_model)
+    with pytest.raises(ValueError, match="must be finite"):
+        auditing.audit_one_run(many, key=KEY, threat_model=threat_model)
 
 
 @pytest.mark.parametrize(
@@ -334,8 +353,8 @@ def test_refuses_bad_games():
     truncated = dataclasses.replace(sampler, max_batch_size=9)
     with pytest.raises(ValueError, match="max_batch_size"):
         dataclasses.replace(game, sampler=truncated)
-    with pytest.raises(ValueError, match="`trials` must .* got 2"):
-        auditing.audit_scores(np.arange(2), np.arange(2), (), sampler, claimed_epsilon=1.0)
+    with pytest.raises(ValueError, match="`canaries` must .* got 2"):
+        auditing.audit_one_run(game, key=KEY, canaries=2)
     with pytest.raises(ValueError, match="must not have an empty leaf"):
         auditing.canary_gradient(games.noise(sampler), games.CLIP, jnp.zeros(0), sampler)
 

@@ -41,7 +41,8 @@ def cache(tmp_path):
             yield tmp_path
 
 
-def test_cached_programs_of_audit_hold_no_data_and_no_key(cache):
+@pytest.mark.parametrize("attack", ["many runs", pytest.param("one run", marks=pytest.mark.slow)])
+def test_cached_programs_of_audit_hold_no_data_and_no_key(attack, cache):
     """Data and keys are arguments, not constants, so other runs share the same programs."""
     clip, sampler = dpoptax.l2_clip(1.0), sampling.PoissonSampler(64, 64, seed=0)
     grad_fn = dpoptax.clipped_grad(auditing.linear_loss, clip)
@@ -51,7 +52,16 @@ def test_cached_programs_of_audit_hold_no_data_and_no_key(cache):
         tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=key)
         data = jax.random.normal(key, (64, 3))
         game = auditing.Game(tx, grad_fn, jax.numpy.zeros(3), data, sampler)
-        auditing.audit(game, key=jax.random.key(1), trials=64, claimed_epsilon=1.0)
+        if attack == "many runs":
+            auditing.audit(game, key=jax.random.key(1), trials=64, claimed_epsilon=1.0)
+        else:
+            for threat_model in ("white-box", "last-iterate"):
+                auditing.audit_one_run(
+                    game,
+                    key=jax.random.key(1),
+                    threat_model=threat_model,
+                    claimed_epsilon=1.0,
+                )
         return {file.name for file in cache.glob("*-cache")}
 
     first = kept(0)

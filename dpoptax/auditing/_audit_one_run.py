@@ -1,17 +1,86 @@
-"""Audits one training run with many canaries, by the numbers of correct guesses."""
+"""Audits one training run with many canaries."""
 
+import dataclasses
 import functools
+import time
 
+import jax
 import numpy as np
 from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 
+from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax.auditing._claim import ThreatModel, check_options, check_seen, claim_of
+from dpoptax.auditing._game import Game
+from dpoptax.auditing._replay import one_run
 from dpoptax.auditing._result import AuditResult, Bound
 from dpoptax.sampling import Sampler
 
 # The least number of guesses.
 _FEWEST = 16
+
+
+def audit_one_run(
+    game: Game,
+    *,
+    key: jax.Array,
+    canaries: int | None = None,
+    delta: float = 1e-5,
+    confidence: float = 0.999,
+    threat_model: ThreatModel = "white-box",
+    claimed_epsilon: float | None = None,
+) -> AuditResult:
+    """Bounds ε from below by one training run with many canaries.
+
+    Each canary is included by a coin flip. Its score is the movement of the run along its clipped
+    gradient. The attacker guesses "in" for the highest scores and "out" for the lowest, and ε
+    follows from the number of correct guesses. This audit is weaker than `audit` and costs one run.
+    Use it for models that are trained once.
+
+    If every record is in every step, the ledger claims a Gaussian mechanism, and
+    `epsilon_lower_bound` is for its whole trade-off curve. Otherwise, or with `claimed_epsilon`,
+    which does not determine a mechanism, the bound is for (ε, δ) only. It is weak unless δ is far
+    below (1 − confidence)/canaries.
+
+    Args:
+      game: the training run under attack, with a row for each record.
+      key: the key of the coins and the noise.
+      canaries: number of canaries, which are the last rows of the data set; all rows by default.
+        The other rows are always included.
+      delta: δ of the claim and of the bound.
+      confidence: probability that the bound holds. It is shared among six numbers of guesses.
+      threat_model: "white-box": all updates; "last-iterate": the final parameters.
+      claimed_epsilon: the claim, if it is not that of the ledger and the sampler.
+
+    Raises:
+      ValueError: there are fewer than 64 canaries, the threat model is unknown, the run is not
+        finite, all canaries add nothing, or `accounting.guarantee` raises it.
+
+    Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
+    the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
+    run", 2024.
+    """
+    canaries = game.rows if canaries is None else canaries
+    if not 64 <= canaries <= game.rows:
+        raise ValueError(
+            f"`canaries` must be between 64 and the {game.rows} rows of the data, got {canaries}."
+        )
+    check_options(canaries, confidence, threat_model)
+    start = time.perf_counter()
+    run_key, coin_key = jax.random.split(check_key(key))
+    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (canaries,)))
+    scores, opt_state = one_run(game, threat_model, run_key, included)
+    result = audit_scores(
+        scores,
+        included,
+        opt_state,
+        game.sampler,
+        delta=delta,
+        confidence=confidence,
+        threat_model=threat_model,
+        claimed_epsilon=claimed_epsilon,
+    )
+    return dataclasses.replace(result, seconds=time.perf_counter() - start)
 
 
 def audit_scores(
@@ -25,36 +94,24 @@ def audit_scores(
     threat_model: ThreatModel = "white-box",
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds ε from below by scores of canaries in one training run.
+    """Bounds ε from below by scores of canaries in your own training run.
 
-    Each canary is included by a coin flip. A canary's score is the sum over steps of
-    `leaf_projections(update, contribution)`, or any number that is larger if the canary is likelier
-    in the data. The attacker guesses "in" for the highest scores and "out" for the lowest, and ε
-    follows from the number of correct guesses. This audit is weaker than `audit` and costs one run.
-    Use it for models that are trained once.
-
-    If every record is in every step, the ledger claims a Gaussian mechanism, and
-    `epsilon_lower_bound` is for its whole trade-off curve. Otherwise, or with `claimed_epsilon`,
-    which does not determine a mechanism, the bound is for (ε, δ) only. It is weak unless δ is far
-    below (1 − confidence)/canaries.
+    It is the second half of `audit_one_run`, which explains the bounds. A canary's score is the sum
+    over steps of `leaf_projections(update, contribution)`, or any number that is larger if the
+    canary is likelier in the data.
 
     Args:
       scores: (canaries,), computed by the attacker from the outputs of the run.
       included: (canaries,), independent fair coins: whether a canary was in the data.
       opt_state: the final state, whose ledgers state the claim.
       sampler: drew the batches. Canaries that were left out are masked in its draws.
-      delta: δ of the claim and of the bound.
-      confidence: probability that the bound holds. It is shared among six numbers of guesses.
+      delta: as for `audit_one_run`.
+      confidence: as for `audit_one_run`.
       threat_model: name of the outputs that the scores were computed from.
-      claimed_epsilon: the claim, if it is not that of the ledger and the sampler.
+      claimed_epsilon: as for `audit_one_run`.
 
     Raises:
-      ValueError: there are fewer than 64 canaries, the threat model is unknown, scores are not
-        finite or all equal, or `accounting.guarantee` raises it.
-
-    Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
-    the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
-    run", 2024.
+      ValueError: as `audit_one_run`.
     """
     scores, included = np.asarray(scores), np.asarray(included, bool)
     check_options(len(scores), confidence, threat_model)
