@@ -23,7 +23,10 @@ from dpoptax._pricing.events import (
     unsupported,
     without_truncation,
 )
-from dpoptax._pricing.participation_chains import Chain
+from dpoptax._pricing.participation_chains import AllocationChain, Chain
+
+# Of fewer sums, or if batches are cut more often, a banded run is priced without amplification.
+_LEAST_SLOTS, _RARE_OVERFLOW = 4, 1e-12
 
 
 @attr.frozen
@@ -109,11 +112,13 @@ class RandomAllocationDpEvent(CustomDpEvent):
         record's contribution.
       period: T.
       steps: The number of released sums.
+      edge_multiplier: The noise multiplier of two of at least three sums, if it differs.
     """
 
     noise_multiplier: float
     period: int
     steps: int
+    edge_multiplier: float | None = None
 
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the privacy loss of the sums."""
@@ -122,7 +127,7 @@ class RandomAllocationDpEvent(CustomDpEvent):
         fine = interval <= random_allocation.FINE_INTERVAL
         points = random_allocation.POINTS if fine else random_allocation.COARSE_POINTS
         run = self.noise_multiplier, self.period, self.steps
-        return random_allocation.pair(*run, interval, points)
+        return random_allocation.pair(*run, interval, points, self.edge_multiplier)
 
     def similar(self) -> Event:
         """Returns Poisson samples with the same probability."""
@@ -219,6 +224,41 @@ def allocation_event(
     if rest:
         parts.append(part(rest if exactly_once else block))
     return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
+
+
+def banded_allocation_event(
+    noise_multiplier: float,
+    steps: int,
+    *,
+    column: tuple[float, ...],
+    chain: Chain,
+    overflow: float,
+) -> Event | None:
+    """Returns an event that reveals at least as much as sums with banded noise, if there is one.
+
+    Each record is in one of T steps. If its step modulo b is revealed, with b bands, the columns of
+    A at its possible steps are orthogonal, except those next to the ends of the period.
+
+    Args:
+      noise_multiplier: Relative to the clipping bound.
+      steps: Number of releases, from step 0 on.
+      column: The first column of A, without trailing zeros and negative entries.
+      chain: The law of a record's participations.
+      overflow: The probability that other records fill one step's batch.
+    """
+    if not isinstance(chain, AllocationChain) or chain.participations > 1:
+        return None
+    slots, periods = chain.period // len(column), -(-steps // chain.period)
+    if slots < _LEAST_SLOTS or periods * chain.period * overflow > _RARE_OVERFLOW:
+        return None
+    shifted = [float(np.dot(column[d:], column[: len(column) - d])) for d in range(len(column))]
+    inner = noise_multiplier / math.sqrt(shifted[0])
+    edge = noise_multiplier / math.sqrt(shifted[0] + max(shifted[1:], default=0.0))
+    lowest, highest = random_allocation.MULTIPLIERS
+    if not lowest <= edge <= inner <= highest:
+        return None
+    sums = RandomAllocationDpEvent(inner, slots, slots, edge if periods > 1 else None)
+    return dpa.SelfComposedDpEvent(cut_event(sums, chain.period * overflow), periods)
 
 
 def separated_event(

@@ -57,23 +57,36 @@ class Law(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> Law:
-    """Returns the law of T L of a pair that dominates the first `steps` sums."""
+def ratio_law(
+    sigma: float, period: int, steps: int, points: int = POINTS, edge: float | None = None
+) -> Law:
+    """Returns the law of T L of a pair that dominates the first `steps` sums.
+
+    Two of the sums have the noise multiplier `edge`, if it is given.
+    """
     single = _single(sigma, points)
     total = single
-    for bit in bin(steps)[3:]:
+    for bit in bin(steps if edge is None else steps - 2)[3:]:
         total = _sum(total, total, points)
         if bit == "1":
             total = _sum(total, single, points)
+    if edge is not None:
+        outer = _single(edge, points)
+        total = _sum(_sum(total, outer, points), outer, points)
     # The terms of the remaining steps are 1, without noise.
     return Law(total.values + (period - steps), total.masses)
 
 
 def pair(
-    sigma: float, period: int, steps: int, interval: float, points: int = POINTS
+    sigma: float,
+    period: int,
+    steps: int,
+    interval: float,
+    points: int = POINTS,
+    edge: float | None = None,
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """Returns the privacy losses of the dominating pair on a grid."""
-    values, masses = ratio_law(sigma, period, steps, points)
+    values, masses = ratio_law(sigma, period, steps, points, edge)
     logs = np.log(values / period)
     # Moves each likelihood ratio to the two grid points around it, keeping the mean.
     below = np.floor(logs / interval).astype(int)

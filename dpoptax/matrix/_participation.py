@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -162,13 +162,14 @@ class Participation:
         unamplified = _pricing.events.noisy_sum_event(multiplier, 1)
         if not isinstance(self.sampler, ChainSampler):
             return unamplified
+        run: dict[str, Any] = {
+            "column": _pricing.custom_events.shortest(self.strategy.column(steps).tolist()),
+            "chain": self.sampler.chain,
+            "overflow": self.sampler.full_probability,
+        }
+        amplified = _pricing.custom_events.banded_allocation_event(noise_multiplier, steps, **run)
         return _pricing.custom_events.participation_event(
-            noise_multiplier,
-            steps,
-            column=_pricing.custom_events.shortest(self.strategy.column(steps).tolist()),
-            chain=self.sampler.chain,
-            bound=unamplified,
-            overflow=self.sampler.full_probability,
+            noise_multiplier, steps, **run, bound=amplified or unamplified
         )
 
 

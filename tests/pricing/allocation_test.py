@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import pld
-from scipy import stats
+from scipy import special, stats
 
 import dpoptax
 from dpoptax import accounting, matrix
@@ -19,8 +19,10 @@ from dpoptax._pricing import accountants, random_allocation
 from dpoptax._pricing.custom_events import (
     RandomAllocationDpEvent,
     allocation_event,
+    banded_allocation_event,
     cut_event,
 )
+from dpoptax._pricing.participation_chains import AllocationChain, SeparatedChain
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
 from dpoptax.training import ConfigError
 from experiments.config import ExperimentConfig
@@ -370,3 +372,96 @@ class TestTrainer:
         config = dataclasses.replace(TINY, sampling="random_allocation", steps=5)
         with pytest.raises(ConfigError, match="got 5 steps of batch_size=719 .* Set steps=4 or 6"):
             config.task()
+
+
+class TestBandedNoise:
+    """Prices of correlated noise whose orthogonal columns are revealed up to a residue."""
+
+    COLUMN = np.array([0.8, 0.5, 0.3])
+
+    def event(self, periods=3, period=13, sigma=1.0, **changed):
+        run = {
+            "column": tuple(self.COLUMN.tolist()),
+            "chain": AllocationChain(period, 1),
+            "overflow": 0.0,
+        }
+        return banded_allocation_event(sigma, period * periods, **(run | changed))
+
+    def test_every_residue_is_dominated(self):
+        """The Gram matrix of the possible columns is at most the diagonal of the event."""
+        made = self.event().event
+        inner, edge = made.noise_multiplier**-2, made.edge_multiplier**-2
+        assert (made.period, made.steps) == (4, 4)
+        columns = np.array([np.pad(self.COLUMN, (t, 38 - t)) for t in range(39)])
+        largest = 0.0
+        for residues in itertools.product(range(3), repeat=3):
+            slots = [13 * e + np.arange(r, 13, 3) for e, r in enumerate(residues)]
+            at = np.concatenate(slots)
+            price = np.full(39, inner)
+            price[[slot[[0, -1]] for slot in slots]] = edge
+            scaled = columns[at] / np.sqrt(price[at])[:, None]
+            largest = max(largest, np.linalg.eigvalsh(scaled @ scaled.T)[-1])
+        assert 1 - 1e-6 < largest <= 1 + 1e-9
+
+    def test_pair_with_edges_matches_quadrature(self):
+        sigma, edge, epsilons = 1.2, 0.9, np.array([0.0, 0.3, 0.8, 1.5])
+        z = np.linspace(-7, 9, 161)
+        q = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+        inner, outer = (np.exp(z / s - 1 / (2 * s * s)) for s in (sigma, edge))
+        ratio = (inner[:, None, None] + outer[:, None] + outer) / 3
+        mass = q[:, None, None] * q[:, None] * q
+        odds = np.exp(epsilons)[:, None, None, None]
+        exact = [
+            np.sum(mass * np.maximum(found, 0), axis=(1, 2, 3))
+            for found in (ratio - odds, 1 - odds * ratio)
+        ]
+        made = random_allocation.pair(sigma, 3, 3, 1e-4, edge=edge)
+        both = [pmf.get_delta_for_epsilon(epsilons) for pmf in (made._pmf_remove, made._pmf_add)]
+        np.testing.assert_allclose(both, exact, rtol=2e-3, atol=1e-7)
+
+    def test_price_is_above_the_simulated_run(self):
+        """The true mixture over two periods, by its samples."""
+        sigma, period = 1.0, 13
+        event = self.event(periods=2, sigma=sigma)
+        strategy = np.array([np.pad(self.COLUMN, (t, 28 - t))[:26] for t in range(26)])
+        pairs = np.array(list(itertools.product(range(period), range(period, 26))))
+        centers = strategy[pairs].sum(axis=1)
+        rng = np.random.default_rng(0)
+        outputs = centers[rng.integers(len(pairs), size=20_000)]
+        outputs = outputs + sigma * rng.normal(size=outputs.shape)
+        logs = (outputs @ centers.T - (centers**2).sum(1) / 2) / sigma**2
+        losses = special.logsumexp(logs, axis=1) - math.log(len(pairs))
+        revealed = dpa.GaussianDpEvent(sigma / np.linalg.norm(centers, axis=1).max())
+        relation = dpa.NeighboringRelation.REPLACE_SPECIAL
+        for epsilon in (0.5, 1.0, 2.0):
+            gains = np.maximum(-np.expm1(epsilon - losses), 0)
+            least = gains.mean() - 3 * gains.std() / math.sqrt(len(gains))
+            price, worst = (
+                accountants.delta_of(each, epsilon, "pld", relation) for each in (event, revealed)
+            )
+            assert least < price < 0.8 * worst
+
+    def test_strategy_under_allocation_is_amplified(self):
+        strategy = matrix.BandedToeplitz((0.8, 0.5, 0.3))
+        sampler = RandomAllocationSampler(1300, 100, seed=0)
+        made = strategy.under(sampler).dp_event(1.0, 30)
+        assert made.bound.count == 3
+        sums = made.bound.event.event
+        assert sums.edge_multiplier < sums.noise_multiplier
+        assert strategy.under(sampler).dp_event(1.0, 13).bound.event.event.edge_multiplier is None
+        relation = {"neighboring_relation": "replace-special"}
+        revealed = dpa.GaussianDpEvent(1.0 / strategy.under(sampler).sensitivity(30))
+        assert event_epsilon(made.bound, DELTA, **relation) < 0.8 * price(revealed)
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"chain": AllocationChain(13, 2)},
+            {"chain": AllocationChain(11, 1)},
+            {"overflow": 1e-6},
+            {"chain": SeparatedChain(3, 0.1)},
+        ],
+    )
+    def test_other_runs_reveal_the_steps(self, changed):
+        assert self.event() is not None
+        assert self.event(**changed) is None
