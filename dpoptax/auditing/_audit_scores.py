@@ -36,7 +36,7 @@ def audit_scores(
     If every record is in every step, the ledger claims a Gaussian mechanism, and
     `epsilon_lower_bound` is for its whole trade-off curve. Otherwise, or with `claimed_epsilon`,
     which does not determine a mechanism, the bound is for (ε, δ) only. It is weak unless δ is far
-    below (1 − confidence)/canaries.
+    below (1 − confidence)/canaries. Equal scores are ordered at random, anew in each call.
 
     Args:
       scores: (canaries,), computed by the attacker from the outputs of the run.
