@@ -188,10 +188,9 @@ def allocation_event(
 ) -> Event:
     """Returns the event of `steps` noisy sums with each record in k of every T.
 
-    For k > 1 each period costs at most k times a period of ⌊T/k⌋ steps with k = 1. A uniform set of
-    k steps can be drawn in two stages: k disjoint blocks of ⌊T/k⌋ steps, independently of the data,
-    and then a step of each block. A mixture costs at most as much as its costliest part (Feldman
-    and Shenfeld, 2025). If k > 1, an incomplete period is priced as a complete one.
+    For k > 1 each period costs at most k times a period of ⌊T/k⌋ steps with k = 1
+    (docs/developers/pricing.md, "Random allocation"). An incomplete period is then priced as a
+    complete one.
 
     Args:
       noise_multiplier: Relative to the clipping bound.

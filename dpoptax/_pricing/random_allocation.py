@@ -1,22 +1,17 @@
 """Privacy loss of random allocation: a record is in a secret one of T noisy sums.
 
 The steps may be adaptive. They are post-processing of P = (1/T) Σ_i N(e_i, σ² I) against
-Q = N(0, σ² I) in T dimensions, in units of the clipping bound: a step in which the record adds u to
-the sum, ‖u‖ ≤ 1, is ‖u‖ x_t along u plus noise that is the same for both. The likelihood ratio of P
-to Q is
+Q = N(0, σ² I) in T dimensions, in units of the clipping bound. The likelihood ratio of P to Q is
 
     L(x) = (1/T) Σ_i w_i,    w_i = exp((2 x_i − 1)/(2σ²)).
 
 The log w_i ~ N(−1/(2σ²), 1/σ²) are independent under Q, and E_Q[w_i] = 1. After the first n of the
 T steps the ratio is (T − n + Σ_{i ≤ n} w_i)/T.
 
-**An upper bound.** Both curves, δ(P‖Q) = E_Q[(L − e^ε)⁺] and δ(Q‖P) = E_Q[(1 − e^ε L)⁺], are means
-under Q of convex functions of L. So they can only grow if a value of a sum is replaced by a random
-value with the same mean. Each value is moved at random to the two grid points around it, with
-probabilities that keep the mean. Sums of independent variables and compositions preserve this
-order. The resulting pair of distributions dominates the mechanism, for every ε at once and under
-composition. The only remaining error is that of double precision, which is relative to the sum
-since all terms are positive.
+Each value of a sum is moved at random to the two grid points around it, with probabilities that
+keep the mean. The resulting pair dominates the mechanism for every ε at once and under composition
+(docs/developers/pricing.md, "Random allocation"). The only remaining error is that of double
+precision, which is relative to the sum since all terms are positive.
 
 Sources: Feldman and Shenfeld, "Privacy amplification by random allocation" (2025), for the pair
 and the reduction to one of T; Doroshenko et al., "Connect the dots" (2022), for moving values.

@@ -98,7 +98,7 @@ def audit_scores(
 
     It is the second half of `audit_one_run`, which explains the bounds. A canary's score is the sum
     over steps of `leaf_projections(update, contribution)`, or any number that is larger if the
-    canary is likelier in the data.
+    canary is likelier in the data. Equal scores are ordered at random, anew in each call.
 
     Args:
       scores: (canaries,), computed by the attacker from the outputs of the run.

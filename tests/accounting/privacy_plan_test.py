@@ -74,9 +74,7 @@ def test_plan_equals_its_parts(name):
     assert dpoptax.ledgers(state) == dpoptax.ledgers(other)
     made = spent(plan, state)
     assert made.event == accounting.guarantee(other, seeded).event
-    assert made.epsilon(1e-5) == accounting.guarantee(state, by_hand, accountant="rdp").epsilon(
-        1e-5
-    )
+    assert made.epsilon(1e-5) == accounting.guarantee(state, by_hand, **accounted).epsilon(1e-5)
 
 
 def test_plan_costs_as_much_as_all_its_releases():

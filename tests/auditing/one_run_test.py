@@ -11,7 +11,7 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import auditing
-from dpoptax.auditing import _families
+from dpoptax.auditing import _result
 from dpoptax.auditing._audit_one_run import one_run_bound
 from tests import games
 
@@ -28,7 +28,7 @@ def _gaussian_scores(rng, mu, canaries):
 def test_bounds_keep_claim_and_catch_missing_noise():
     """Uses a synthetic mechanism: one coordinate per canary with unit noise, plus 1 if included."""
     rng = np.random.default_rng(0)
-    epsilon = _families.gaussian_family().epsilon(1.0, 1e-5)
+    epsilon = _result.gaussian_family().epsilon(1.0, 1e-5)
     # A bound above ε has a probability of at most 0.05. A third of the noise exceeds it in every
     # run.
     for _ in range(8):
