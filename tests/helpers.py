@@ -16,7 +16,7 @@ from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._ghost_clipping import plan
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, trace_loss
-from dpoptax._pricing import accountants, events, renyi_accountant
+from dpoptax._pricing import accountants, events, renyi
 from dpoptax._release.ledger import count_releases
 from dpoptax._rounding import bounds
 from dpoptax._rounding.block_sums import WholeBatch
@@ -76,7 +76,7 @@ def profile(event, relation, interval=1e-3, **options):
 def divergences(event, orders, relation="add-or-remove-one"):
     """Returns the bounds on the Rényi divergences of an event, (orders,)."""
     parts = events.parts_of(event)
-    return renyi_accountant.accountant_of(parts, events.RELATIONS[relation], orders).rdp
+    return renyi.accountant_of(parts, events.RELATIONS[relation], orders).rdp
 
 
 def event_epsilon(event, delta, **options):

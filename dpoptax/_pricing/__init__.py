@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpoptax._pricing import events as events
     from dpoptax._pricing import monte_carlo as monte_carlo
     from dpoptax._pricing import privacy_event as privacy_event
-    from dpoptax._pricing import renyi_accountant as renyi_accountant
+    from dpoptax._pricing import renyi as renyi
     from dpoptax._pricing import several_records as several_records
 else:
     from dpoptax._support.lazy import lazy_names

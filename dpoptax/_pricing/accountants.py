@@ -6,9 +6,9 @@ Together with the modules below, it closes six gaps of dp_accounting 0.6:
   of google/differential-privacy).
 * Its PLD supports sampling without replacement only as a special case of truncated sampling, and
   its RDP of nearly full samples exceeds that of full ones.
-* Its RDP does not support truncated Poisson sampling, and omits the signs of the terms of a series
-  at non-integer orders (`renyi`).
-* Neither supports random allocation.
+* Its RDP does not support truncated Poisson sampling, which δ covers here. It also omits the signs
+  of the terms of a series at non-integer orders (`renyi`).
+* Neither supports random allocation. Here, PLD does.
 * Its PLD does not bound the rounding of Fourier transforms (`composition`).
 
 Neither can compose random participation in sums with correlated noise. `monte_carlo` prices it for
@@ -83,24 +83,18 @@ def _price(
     interval: float,
 ) -> float:
     plain, overflow, only_by_delta = without_truncation(parts)
-    if overflow >= delta and only_by_delta:
+    if overflow >= delta and (only_by_delta or accountant == "rdp"):
         raise ValueError(
             f"`delta` must be above {overflow:.3g}, the probability that the sampler's largest "
-            f"batch is full in this run, got {delta}. Pass a larger `max_batch_size` or a larger "
-            "`delta`."
+            f"batch is full in this run, or that a stated release fails, got {delta}. Pass a "
+            "larger `max_batch_size` or `delta`, or accountant='pld' instead of 'rdp'."
         )
-
-    def price(parts: Parts, delta: float) -> float:
-        if accountant == "rdp":
-            return _rdp_epsilon(parts, delta, relation)
-        return _pld_epsilon(parts, delta, relation, interval)
-
+    if accountant == "rdp":
+        return _rdp_epsilon(plain, delta - overflow, relation)
     # Pricing the truncation takes several times as long, and does not matter if it is rare.
     if only_by_delta or overflow <= 1e-3 * delta:
-        return price(plain, delta - overflow)
-    if accountant == "rdp" and overflow < delta:
-        return min(price(plain, delta - overflow), price(parts, delta))
-    return price(parts, delta)
+        return _pld_epsilon(plain, delta - overflow, relation, interval)
+    return _pld_epsilon(parts, delta, relation, interval)
 
 
 def curves_of(
@@ -163,9 +157,11 @@ def delta_of(
     parts = parts_of(event)
     plain, overflow, only_by_delta = without_truncation(parts)
 
+    if accountant == "rdp":
+        found = float(_rdp_accountant(plain, relation).get_delta(epsilon))
+        return min(1.0, found + overflow)
+
     def price(parts: Parts) -> float:
-        if accountant == "rdp":
-            return float(_rdp_accountant(parts, relation).get_delta(epsilon))
         pairs, interval = _privacy_losses(parts, LEAST_DELTA, relation, DISCRETIZATION)
         if pairs is None:
             return 1.0
@@ -256,7 +252,7 @@ def _rdp_accountant(
     orders: Sequence[float] | None = None,
 ) -> rdp.RdpAccountant:
     try:
-        return _pricing.renyi_accountant.accountant_of(parts, relation, orders)
+        return _pricing.renyi.accountant_of(parts, relation, orders)
     except dpa.UnsupportedEventError as error:
         raise _unsupported("rdp", parts, relation) from error
 

@@ -10,7 +10,7 @@ from dp_accounting import DpEvent as Event
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
-from dpoptax._pricing import curves, random_allocation, renyi
+from dpoptax._pricing import curves, random_allocation
 from dpoptax._pricing.checks import number
 from dpoptax._pricing.events import (
     MULTIPLIERS,
@@ -20,6 +20,7 @@ from dpoptax._pricing.events import (
     gaussian_event,
     parts_of,
     poisson_event,
+    unsupported,
     without_truncation,
 )
 from dpoptax._pricing.participation_chains import AllocationChain, Chain
@@ -101,20 +102,6 @@ class StatedDpEvent(CustomDpEvent):
         above = pld_pmf.DensePLDPmf(interval, below, masses, self.delta, True)
         return curves.symmetric(above, interval)
 
-    def renyi_divergences(
-        self, orders: Sequence[float], relation: dpa.NeighboringRelation
-    ) -> np.ndarray:
-        """Returns the divergences of ±ε, (orders,), or infinity if δ is positive."""
-        alphas = np.asarray(orders, float)
-        if self.delta:
-            return np.full(len(alphas), np.inf)
-        found, finite = np.full(len(alphas), float(self.epsilon)), np.isfinite(alphas)
-        high, low = -np.logaddexp(0.0, -self.epsilon), -np.logaddexp(0.0, self.epsilon)
-        alpha = alphas[finite]
-        moments = np.logaddexp(alpha * high + (1 - alpha) * low, alpha * low + (1 - alpha) * high)
-        found[finite] = np.minimum((moments + renyi.rounding(alpha)) / (alpha - 1), self.epsilon)
-        return found
-
 
 @attr.frozen
 class RandomAllocationDpEvent(CustomDpEvent):
@@ -135,24 +122,12 @@ class RandomAllocationDpEvent(CustomDpEvent):
 
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the privacy loss of the sums."""
-        self._check(relation)
+        if relation is dpa.NeighboringRelation.REPLACE_ONE:
+            raise unsupported(self, "a record is replaced by one that contributes zero")
         fine = interval <= random_allocation.FINE_INTERVAL
         points = random_allocation.POINTS if fine else random_allocation.COARSE_POINTS
-        return random_allocation.pair(
-            self.noise_multiplier, self.period, self.steps, interval, points, self.edge_multiplier
-        )
-
-    def renyi_divergences(
-        self, orders: Sequence[float], relation: dpa.NeighboringRelation
-    ) -> np.ndarray:
-        """Returns the divergences of the sums, (orders,)."""
-        self._check(relation)
         run = self.noise_multiplier, self.period, self.steps
-        return random_allocation.renyi_divergences(*run, tuple(orders), self.edge_multiplier)
-
-    def _check(self, relation: dpa.NeighboringRelation) -> None:
-        if relation is dpa.NeighboringRelation.REPLACE_ONE:
-            raise self.refusal("a record is replaced by one that contributes zero, not by another")
+        return random_allocation.pair(*run, interval, points, self.edge_multiplier)
 
     def similar(self) -> Event:
         """Returns Poisson samples with the same probability."""
@@ -213,10 +188,9 @@ def allocation_event(
 ) -> Event:
     """Returns the event of `steps` noisy sums with each record in k of every T.
 
-    For k > 1 each period costs at most k times a period of ⌊T/k⌋ steps with k = 1. A uniform set of
-    k steps can be drawn in two stages: k disjoint blocks of ⌊T/k⌋ steps, independently of the data,
-    and then a step of each block. A mixture costs at most as much as its costliest part (Feldman
-    and Shenfeld, 2025). If k > 1, an incomplete period is priced as a complete one.
+    For k > 1 each period costs at most k times a period of ⌊T/k⌋ steps with k = 1
+    (docs/developers/pricing.md, "Random allocation"). An incomplete period is then priced as a
+    complete one.
 
     Args:
       noise_multiplier: Relative to the clipping bound.

@@ -17,7 +17,7 @@ from dpoptax import _pricing
 from dpoptax._pricing import curves, selection
 from dpoptax._pricing.curves import Curve
 from dpoptax._pricing.custom_events import WorstOfDpEvent
-from dpoptax._pricing.events import GroupDpEvent
+from dpoptax._pricing.events import SHAPES, GroupDpEvent, unsupported
 
 # The largest ε whose e^ε is computed, and the number of points of a curve.
 _MOST, _POINTS = 300.0, 400
@@ -63,6 +63,8 @@ def _selected(event: RepeatAndSelectDpEvent, curves_of: Curves) -> Profile | Non
     A trial that draws one of several candidates at random has at most the largest δ of a candidate
     at each ε.
     """
+    if event.shape not in SHAPES.values():
+        raise unsupported(event, "unknown shape")
     trial, last = event.event, [delta / event.mean for delta in _LAST_OF_TRIALS]
     candidates = trial.events if isinstance(trial, WorstOfDpEvent) else (trial,)
     found = [_finite(curves_of, each, last) for each in candidates]

@@ -106,6 +106,12 @@ class Uncut(NamedTuple):
     only_by_delta: bool = False
 
 
+def unsupported(event: Event, message: str) -> dpa.UnsupportedEventError:
+    """Returns an error of dp_accounting that says why the event has no price."""
+    details = dpa.PrivacyAccountant.CompositionErrorDetails(event, message)
+    return dpa.UnsupportedEventError(details)
+
+
 class CustomDpEvent(dpa.DpEvent):
     """An event that dp_accounting lacks; see `custom_events`."""
 
@@ -123,18 +129,7 @@ class CustomDpEvent(dpa.DpEvent):
         Raises:
           dpa.UnsupportedEventError: it is not supported under the relation.
         """
-        raise self.refusal("unsupported")
-
-    def renyi_divergences(
-        self, orders: Sequence[float], relation: dpa.NeighboringRelation
-    ) -> np.ndarray:
-        """Returns upper bounds on the Rényi divergences, (orders,); raises as `pair`."""
-        raise self.refusal("unsupported")
-
-    def refusal(self, message: str) -> dpa.UnsupportedEventError:
-        """Returns an error of dp_accounting that says why the event has no price."""
-        details = dpa.PrivacyAccountant.CompositionErrorDetails(self, message)
-        return dpa.UnsupportedEventError(details)
+        raise unsupported(self, "unsupported")
 
     def similar(self) -> Event:
         """Returns an event with about the same price, which is priced fast."""
@@ -196,20 +191,11 @@ def _hashable(value: Any) -> Any:
 def without_truncation(parts: Parts) -> tuple[Parts, float, bool]:
     """Returns the parts with unbounded batches, the p that δ must cover, and `only_by_delta`.
 
-    If the event with unbounded batches is (ε, δ)-DP, the event is (ε, δ + p)-DP. Let F be the event
-    that in some step the other records fill the batch and the target is drawn. A neighbor without
-    the target flips the same coin for it. So F has the same probability, at most p, under both
-    neighbors, and
-
-        P[M(D) ∈ S] ≤ p + P[M(D) ∈ S, not F] ≤ p + e^ε P[M(D') ∈ S, not F] + δ.
-
-    For the last inequality, reveal which other records are drawn, and the coins of steps that they
-    fill. If F does not happen, these steps look the same under both neighbors, and no other step
-    cuts its batch. If the coins of several steps depend on each other, F is the event that the
-    others fill any batch.
-
-    For a random number of repetitions, p is multiplied by its mean. Given that F does not happen,
-    the number has a law of the same kind with a smaller mean, for which selection costs no more.
+    If the event with unbounded batches is (ε, δ)-DP, the event is (ε, δ + p)-DP, with p the
+    probability that in some step the other records fill the batch and the target is drawn
+    (docs/developers/pricing.md, "Truncated batches"). For a random number of repetitions, p is
+    multiplied by its mean: given no such step, the number has a law of the same kind with a smaller
+    mean, for which selection costs no more.
     """
     found = [(_uncut(event), count) for event, count in parts]
     plain = tuple(part for each, count in found for part in parts_of(each.event, count))

@@ -21,7 +21,6 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize
@@ -177,7 +176,6 @@ def draw(
     *,
     seed: object,
     least: float | None = None,
-    advance: Callable[[int], object] | None = None,
 ) -> Losses:
     """Draws L and E_x[w_x^θ], as a function of the arguments only.
 
@@ -187,7 +185,6 @@ def draw(
       samples: number of draws.
       seed: any value; draws of seeds with different texts are independent.
       least: draws with X = 0 at this ε are omitted; None keeps them.
-      advance: called with the numbers of completed draws.
     """
     states, joint = run.lattice(), run.lattice(proposal.copies)
     own = int.from_bytes(hashlib.blake2b(repr(seed).encode(), digest_size=16).digest())
@@ -204,8 +201,6 @@ def draw(
         key = (proposal.direction, first)
         rng = np.random.default_rng(np.random.SeedSequence([_SEED, own], spawn_key=key))
         ratios, powers = _chunk(states, joint, odds, run.sigma, proposal.power, number, rng)
-        if advance is not None:
-            advance(number)
         if least is None:
             return ratios, powers
         # Keeps NaN, so that later comparisons fail.

@@ -1,35 +1,17 @@
 r"""Upper confidence bound on ε for privacy losses that can be drawn, not composed.
 
-**The pair.** A run of T steps reveals y = A G + σZ, with A lower triangular and without negative
-entries. A record that takes part in step s, x_s = 1, adds u_s to its sum, ‖u_s‖ ≤ 1. u_s may depend
-on all earlier releases. Then the run is dominated, in both directions and for all ε at once, by
+A run of T steps reveals y = A G + σZ, with A lower triangular and without negative entries. A
+record takes part in the steps x ∈ {0, 1}^T with probability p(x). Then the run is dominated, in
+both directions and for all ε at once, by
 
     P = Σ_x p(x) N(A x, σ²I)   against   Q = N(0, σ²I)   in T dimensions.
 
-*Proof.* Let w_x be the likelihood ratio of the run with participations x to the run without the
-record, and L = Σ_x p(x) w_x. Both curves are E_Q[φ(L)] with φ convex: (L − e^ε)⁺ and (1 − e^ε L)⁺.
-Write the noise of step r as a Brownian motion over [r − 1, r]. Under Q, dw_x = w_x ⟨m_x, dB⟩/σ with
-m_x = Σ_s A_rs x_s u_s, known at the start of the step. The pair above satisfies the same equation
-with the numbers m'_x = Σ_s A_rs x_s. Let V(t, w) be the mean of φ at the end of the run of the
-pair, started at time t with ratios w. It solves
-∂_t V + ½ Σ_xx' ∂_x ∂_x' V w_x w_x' m'_x m'_x' / σ² = 0, and ∂_x ∂_x' V is a mean of φ'' times
-positive numbers. Since A has no negative entry, ⟨m_x, m_x'⟩ ≤ m'_x m'_x'. So V has a drift of at
-most 0 along the actual run: E φ(L) = E V(T, w) ≤ V(0, 1). (φ is not smooth here, but a limit of
-smooth functions.) This is Kahane's inequality (1985), step by step. Choquette-Choo et al. (2024)
-have a different proof.
+**The test.** δ(ε) is the mean of an X in [0, M] that `_pricing.importance_sampling` draws. If
+δ(ε) ≥ m, the wealth W = Π_i (1 + λ (m − X_i)) with 0 ≤ λ ≤ 1/M has a mean of at most 1, so
+P[W ≥ 1/β] ≤ β. λ, α and the number of samples come from other draws. W increases with ε for the
+same draws, and each question has independent ones. β is 10^-6 δ, and m is δ minus δ/100.
 
-**Importance.** δ(ε) is the mean of an X in [0, M] that `_pricing.importance_sampling` draws.
-
-**The test.** If δ(ε) ≥ m, the wealth W = Π_i (1 + λ (m − X_i)) with 0 ≤ λ ≤ 1/M has a mean of at
-most 1, so P[W ≥ 1/β] ≤ β. λ, α and the number of samples come from other draws. For the same draws,
-W increases with ε. So the least ε at which both directions reach 1/β is wrong only if one test
-failed: that of the direction and the ε for which δ(ε) = m.
-
-**The claim.** Each test has β = 10^-6 δ, and m is δ minus δ/100. So the stated ε holds except with
-this probability over the draws of the accounting, also if one of 10^4 prices is chosen, as in a
-calibration. A statement that is wrong with probability p costs p of δ. Every question has
-independent draws: the next question may depend on earlier answers, and its test still fails with
-probability at most β. The draws are functions of fixed numbers, not of data.
+The proofs are in docs/developers/pricing.md, "Random participation with correlated noise".
 
 Sources: Choquette-Choo, Ganesh, Haque, Steinke, Thakurta, "Near exact privacy amplification for
 matrix mechanisms" (2024), for the pair, Monte Carlo and the failure in δ; Dong and Ganesh, "Privacy
@@ -38,11 +20,10 @@ Waudby-Smith and Ramdas, "Estimating means of bounded random variables by bettin
 test.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import dp_accounting as dpa
 import numpy as np
@@ -140,8 +121,7 @@ def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -
         tests.append(Test.planned(run, pilot, target, log_failure, least, work))
     if any(test.log_wealth(np.zeros(0)) < -log_failure for test in tests):
         return most  # No test can pass, even if all samples are 0.
-    with _progress(sum(test.samples for test in tests)) as advance:
-        wealths = [test.run(run, question, advance) for test in tests]
+    wealths = [test.run(run, question) for test in tests]
 
     def proven(epsilon: float) -> bool:
         # 1e-6 covers the rounding.
@@ -197,12 +177,10 @@ class Test:
         best = math.sqrt(-2 * log_failure / (samples * square))
         return cls(pilot.proposal, target, least, samples, min(best, 1 / bound))
 
-    def run(
-        self, run: Run, question: str, advance: Callable[[int], object]
-    ) -> Callable[[float], float]:
+    def run(self, run: Run, question: str) -> Callable[[float], float]:
         """Draws the samples and returns log W, an increasing function of ε ≥ `least`."""
-        seed, least = (_TEST, question), self.least
-        losses = draw(run, self.proposal, self.samples, seed=seed, least=least, advance=advance)
+        seed = _TEST, question
+        losses = draw(run, self.proposal, self.samples, seed=seed, least=self.least)
         return lambda epsilon: self.log_wealth(losses.values(epsilon))
 
     def log_wealth(self, values: np.ndarray) -> float:
@@ -220,16 +198,3 @@ def _pilot(run: Run, direction: int, target: float, most: float, question: str) 
         found = draw(run, proposal, samples, seed=(_PILOT, question))
         epsilon = found.root(target, most)
     return found
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], object]]:
-    """Shows a progress bar on a terminal after three seconds, if tqdm is installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield lambda number: None
-        return
-    options = {"delay": 3, "disable": None, "leave": False}
-    with tqdm(None, "privacy", total, unit="sample", unit_scale=True, **options) as bar:
-        yield bar.update

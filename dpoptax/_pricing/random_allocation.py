@@ -1,22 +1,17 @@
 """Privacy loss of random allocation: a record is in a secret one of T noisy sums.
 
 The steps may be adaptive. They are post-processing of P = (1/T) Σ_i N(e_i, σ² I) against
-Q = N(0, σ² I) in T dimensions, in units of the clipping bound: a step in which the record adds u to
-the sum, ‖u‖ ≤ 1, is ‖u‖ x_t along u plus noise that is the same for both. The likelihood ratio of P
-to Q is
+Q = N(0, σ² I) in T dimensions, in units of the clipping bound. The likelihood ratio of P to Q is
 
     L(x) = (1/T) Σ_i w_i,    w_i = exp((2 x_i − 1)/(2σ²)).
 
 The log w_i ~ N(−1/(2σ²), 1/σ²) are independent under Q, and E_Q[w_i] = 1. After the first n of the
 T steps the ratio is (T − n + Σ_{i ≤ n} w_i)/T.
 
-**An upper bound.** Both curves, δ(P‖Q) = E_Q[(L − e^ε)⁺] and δ(Q‖P) = E_Q[(1 − e^ε L)⁺], are means
-under Q of convex functions of L. So they can only grow if a value of a sum is replaced by a random
-value with the same mean. Each value is moved at random to the two grid points around it, with
-probabilities that keep the mean. Sums of independent variables and compositions preserve this
-order. The resulting pair of distributions dominates the mechanism, for every ε at once and under
-composition, and also for Rényi divergences, whose integrands are convex. The only remaining error
-is that of double precision, which is relative to the sum since all terms are positive.
+Each value of a sum is moved at random to the two grid points around it, with probabilities that
+keep the mean. The resulting pair dominates the mechanism for every ε at once and under composition
+(docs/developers/pricing.md, "Random allocation"). The only remaining error is that of double
+precision, which is relative to the sum since all terms are positive.
 
 Sources: Feldman and Shenfeld, "Privacy amplification by random allocation" (2025), for the pair
 and the reduction to one of T; Doroshenko et al., "Connect the dots" (2022), for moving values.
@@ -30,8 +25,6 @@ import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from scipy import special
 
-from dpoptax._pricing import renyi
-
 # The grid of a law: points within 8.5 standard deviations on both sides, then one point per
 # standard deviation up to 37, where double precision ends.
 POINTS, COARSE_POINTS = 1000, 400
@@ -44,8 +37,6 @@ _KNOTS = np.arange(-_END, _END + 0.25, 0.25)
 MULTIPLIERS = (0.25, 1e5)
 # Mass that the ends of the grid may lose.
 _NEGLIGIBLE = 1e-22
-_MOST_ORDER = 512
-_LOG_UNKNOWN = math.log(1e-290)
 
 
 class Law(NamedTuple):
@@ -105,87 +96,6 @@ def pair(
     return privacy_loss_distribution.PrivacyLossDistribution(
         _pmf(p, first, interval), _pmf(q[::-1], -(first + size - 1), interval)
     )
-
-
-def log_moments(sigma: float, period: int, steps: int, edge: float | None = None) -> np.ndarray:
-    """Returns log E_Q[L^a] for a = 0, 1, …, 512, exactly.
-
-    E_Q[w^j] = exp(j (j − 1)/(2σ²)), and E[(c + Σ w_i)^a]/a! is the coefficient of z^a in e^{cz}
-    (Σ_j E[w^j] z^j/j!)^n. All terms are positive, and are computed as logarithms.
-    """
-    order = np.arange(_MOST_ORDER + 1)
-    log_factorials = special.gammaln(order + 1)
-    single = order * (order - 1) / (2 * sigma**2) - log_factorials
-    rest, steps = period - steps, steps if edge is None else steps - 2
-    total = np.where(order == 0, 0.0, -np.inf)
-    if rest:
-        total = order * math.log(rest) - log_factorials
-    power = single
-    while steps:
-        if steps % 2:
-            total = _log_product(total, power)
-        steps //= 2
-        if steps:
-            power = _log_product(power, power)
-    if edge is not None:
-        outer = order * (order - 1) / (2 * edge**2) - log_factorials
-        total = _log_product(_log_product(total, outer), outer)
-    return total + log_factorials - order * math.log(period)
-
-
-@functools.lru_cache(maxsize=64)
-def renyi_divergences(
-    sigma: float,
-    period: int,
-    steps: int,
-    orders: tuple[float, ...],
-    edge: float | None = None,
-) -> np.ndarray:
-    """Returns bounds on max(D_α(P‖Q), D_α(Q‖P)), infinite above order 512.
-
-    D_α(P‖Q) is exact at integer orders. Between them a chord is an upper bound, since log E_Q[L^α]
-    is convex in α. D_α(Q‖P) is that of the dominating pair.
-    """
-    alphas = np.asarray(orders, float)
-    exact = log_moments(sigma, period, steps, edge)
-    found = np.full(len(alphas), np.inf)
-    for i, alpha in enumerate(alphas):
-        if 1 < alpha <= _MOST_ORDER:
-            remove = float(np.interp(alpha, np.arange(_MOST_ORDER + 1), exact))
-            add = _log_negative_moment(sigma, period, steps, alpha - 1, edge)
-            found[i] = (max(remove, add, 0.0) + float(renyi.rounding(alpha))) / (alpha - 1)
-    found.flags.writeable = False
-    return found
-
-
-def _log_negative_moment(
-    sigma: float, period: int, steps: int, order: float, edge: float | None = None
-) -> float:
-    """Returns a bound on log E_Q[L^−s], infinite beyond double precision.
-
-    The lower tail of the law is known for masses above 10^-290. The rest is assumed to be at the
-    least value. If this matters, as for large s, L is split into averages A_j of T_j terms. By
-    Jensen's inequality L is at least their geometric mean, so E[L^−s] ≤ Π_j E[A_j^(−s T_j/T)].
-    """
-    for pieces in (1, 2, 4, 8) if steps == period and edge is None else (1,):
-        if pieces > period:
-            break
-        bound = 0.0
-        for j in range(pieces):
-            terms = period * (j + 1) // pieces - period * j // pieces
-            share, released = order * terms / period, terms if pieces > 1 else steps
-            values, masses = ratio_law(sigma, terms, released, COARSE_POINTS, edge)
-            with np.errstate(divide="ignore"):
-                logs = np.log(masses) - share * np.log(values / terms)
-            known = float(special.logsumexp(logs))
-            unknown = _LOG_UNKNOWN - share * math.log(values[0] / terms)
-            bound += known
-            if unknown > -30.0 + known:
-                break
-        else:
-            # The unknown part adds at most e^-30 to each factor.
-            return bound + pieces * math.exp(-30.0)
-    return math.inf
 
 
 def _single(sigma: float, points: int) -> Law:
@@ -260,14 +170,6 @@ def _thinned(law: Law, points: int = 200) -> Law:
     masses = np.add.reduceat(law.masses, edges)
     means = np.add.reduceat(law.masses * law.values, edges) / np.maximum(masses, 1e-323)
     return Law(np.where(masses > 1e-300, means, law.values[edges]), masses)
-
-
-def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns the logarithms of the coefficients of a product of two series."""
-    size = len(a)
-    index = np.arange(size)[:, None] - np.arange(size)
-    terms = np.where(index >= 0, a[index] + b, -np.inf)
-    return special.logsumexp(terms, axis=1)
 
 
 def _pmf(masses: np.ndarray, first: int, interval: float) -> pld_pmf.PLDPmf:

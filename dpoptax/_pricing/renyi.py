@@ -1,4 +1,4 @@
-"""Rényi divergences of one sampled Gaussian, as upper bounds with their rounding.
+"""Rényi divergences of composed events, as upper bounds with their rounding.
 
 With P = (1 − q) N(0, σ²) + q N(1, σ²) and Q = N(0, σ²), in units of the clipping bound, a step of
 Poisson sampling has divergences of at most D_α = log(A_α)/(α − 1) in both directions, with
@@ -31,13 +31,18 @@ Sources: Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gau
 
 import functools
 import math
+from collections.abc import Sequence
 
+import attr
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting import rdp
+from dp_accounting import DpEvent as Event
+from dp_accounting import dp_event, rdp
+from dp_accounting.rdp.rdp_privacy_accountant import _effective_gaussian_noise_multiplier
 from scipy import special
 
-from dpoptax._pricing.events import full_probability
+from dpoptax._pricing.custom_events import StatedDpEvent, WorstOfDpEvent
+from dpoptax._pricing.events import Parts, composition_of, parts_of
 
 _UNIT = 2.0**-53
 _MOST_POINTS = 2**15
@@ -45,7 +50,95 @@ _MOST_POINTS = 2**15
 _LEAST_PROBABILITY = 1e-100
 
 
-def is_sampled_gaussian(event: dpa.DpEvent) -> bool:
+def accountant_of(
+    parts: Parts,
+    relation: dpa.NeighboringRelation,
+    orders: Sequence[float] | None = None,
+) -> rdp.RdpAccountant:
+    """Returns an accountant with all parts, with doubled sensitivity under replace-one.
+
+    Raises:
+      dpa.UnsupportedEventError: a part is not supported under the relation.
+    """
+    accountant = _RdpAccountant(orders, relation)
+    for event, count in parts:
+        replaced = relation is dpa.NeighboringRelation.REPLACE_ONE
+        accountant.compose(_halved(event) if replaced else event, count)
+    return accountant
+
+
+class _RdpAccountant(rdp.RdpAccountant):
+    """Extends dp_accounting's RDP accountant by further events and cached curves."""
+
+    _rdp: np.ndarray
+    _orders: np.ndarray
+
+    def _maybe_compose(
+        self, event: Event, count: int, do_compose: bool
+    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        orders, relation = tuple(self._orders), self._neighboring_relation
+        if isinstance(event, dpa.PoissonSampledDpEvent):
+            # Several Gaussians on one sample are equivalent to one with less noise.
+            multiplier = _effective_gaussian_noise_multiplier(event.event)
+            if isinstance(multiplier, float):
+                event = attr.evolve(event, event=dpa.GaussianDpEvent(multiplier))
+        if do_compose and _is_sampled_gaussian(event):
+            refused = super()._maybe_compose(event, count, False)
+            if refused is None:
+                self._rdp += count * sampled_gaussian_rdp(event, orders, relation)
+            return refused
+        if isinstance(event, StatedDpEvent):
+            if do_compose:
+                self._rdp += count * _stated_rdp(event, self._orders)
+            return None
+        if not isinstance(event, WorstOfDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        worst, before = np.zeros_like(self._rdp), self._rdp
+        for part in event.events:
+            self._rdp = np.zeros_like(before)
+            error = self._maybe_compose(part, count, do_compose)
+            if error is not None:
+                return error
+            worst = np.maximum(worst, self._rdp)
+        self._rdp = before + worst
+        return None
+
+
+def _stated_rdp(event: StatedDpEvent, orders: np.ndarray) -> np.ndarray:
+    """Returns upper bounds on the Rényi divergences of a release that is (ε, 0)-DP, (orders,).
+
+    It has D_α ≤ ε, and D_α ≤ α ε²/2 (Bun and Steinke, 2016, proposition 1.4).
+    """
+    if event.delta:
+        return np.full(len(orders), np.inf)
+    return np.minimum(event.epsilon, orders * event.epsilon**2 / 2 * (1 + 2.0**-50))
+
+
+def _halved(event: Event) -> Event:
+    """Halves the event's multipliers under replace-one, since sums move by 2C."""
+    if isinstance(event, dpa.GaussianDpEvent | dpa.LaplaceDpEvent):
+        return attr.evolve(event, noise_multiplier=event.noise_multiplier / 2)
+    if isinstance(event, dpa.ComposedDpEvent | dpa.SelfComposedDpEvent):
+        parts = tuple((_halved(part), count) for part, count in parts_of(event))
+        return composition_of(parts)
+    if isinstance(event, WorstOfDpEvent):
+        return WorstOfDpEvent(tuple(map(_halved, event.events)))
+    wrappers = (
+        dp_event.RepeatAndSelectDpEvent,
+        dpa.PoissonSampledDpEvent,
+        dpa.SampledWithoutReplacementDpEvent,
+    )
+    if isinstance(event, wrappers):
+        return attr.evolve(event, event=_halved(event.event))
+    if hasattr(event, "event"):
+        raise ValueError(
+            f"The event {event} is not accounted for here. Use Gaussian noise under composition, "
+            "Poisson sampling or sampling without replacement."
+        )
+    return event
+
+
+def _is_sampled_gaussian(event: dpa.DpEvent) -> bool:
     """Returns whether the event is one Gaussian on a sample, whose curve is cached."""
     sampled = (dpa.PoissonSampledDpEvent, dpa.SampledWithoutReplacementDpEvent)
     return isinstance(event, sampled) and isinstance(event.event, dpa.GaussianDpEvent)
@@ -76,48 +169,6 @@ def sampled_gaussian_rdp(
         logs = np.minimum(_by_dp_accounting(event, chosen, relation), _drawn(event, chosen))
     found[finite] = logs / (chosen - 1)
     found.flags.writeable = False
-    return found
-
-
-def truncated_rdp(
-    event: dpa.TruncatedSubsampledGaussianDpEvent,
-    orders: tuple[float, ...],
-    relation: dpa.NeighboringRelation,
-) -> np.ndarray:
-    """Computes upper bounds on the Rényi divergences of one truncated Poisson sample.
-
-    The draw of the other records has the same law with and without the target. Reveal it: A_α is at
-    most its mean over these draws. If fewer than b others are drawn, nothing is cut. Otherwise the
-    target is kept with probability at most q and replaces another record. This changes the sum by
-    up to 2C compared with no target, or by up to C compared with a target that contributes zero.
-
-    Args:
-      event: a Poisson sample of N records with probability q, cut to b.
-      orders: α > 1; at infinity the divergence is infinite.
-      relation: add-or-remove-one or replace-special.
-
-    Returns:
-      (orders,).
-
-    Source: arXiv 2508.15089, for the same two cases in privacy loss distributions.
-    """
-    q, sigma = event.sampling_probability, event.noise_multiplier
-    plain = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma))
-    alphas = np.asarray(orders, float)
-    finite = np.isfinite(alphas)
-    scale, kept = alphas[finite] - 1, tuple(alphas[finite])
-    uncut = scale * sampled_gaussian_rdp(plain, kept, relation)
-    if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
-        half = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma / 2))
-        cut = scale * sampled_gaussian_rdp(half, kept, relation)
-    else:
-        # Reveal also whether the target is kept: two Gaussians with probability q, or the same.
-        cut = np.logaddexp(math.log1p(-q), math.log(q) + scale * alphas[finite] / (2 * sigma**2))
-    full = full_probability(event.dataset_size, q, event.truncated_batch_size)
-    with np.errstate(divide="ignore"):
-        logs = np.logaddexp(np.log1p(-full) + uncut, np.log(full) + cut)
-    found = np.full(len(alphas), np.inf)
-    found[finite] = logs / scale
     return found
 
 

@@ -12,9 +12,10 @@ whatever the scores are. The proof is in docs/developers/selection.md.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, stats
 
 from dpoptax._pricing import composition, curves
 from dpoptax._pricing.curves import Curve
@@ -32,12 +33,9 @@ _MORE = 1.0 + 1e-9
 class NumberOfTrials:
     """Law of a random number K of trials.
 
-    P[K = k] is proportional to (1 − γ)^k Γ(k + η) / k! for k ≥ 1 (truncated negative binomial), or
-    K is a Poisson number if the shape η is infinite.
-
     Attributes:
       mean: E[K], at least 1.
-      shape: η > −1; 0 is the logarithmic distribution, 1 the geometric distribution.
+      shape: 0 for the logarithmic distribution, 1 for the geometric, infinite for the Poisson.
     """
 
     mean: float
@@ -45,34 +43,23 @@ class NumberOfTrials:
 
     @property
     def gamma(self) -> float:
-        """γ, such that the mean is η (1 − γ) / (γ (1 − γ^η)), or (γ − 1) / (γ log γ) for η = 0."""
+        """γ: P[K = k] is proportional to (1 − γ)^k / k, or to (1 − γ)^k if the shape is 1."""
         if self.shape == 1 or self.mean < 1 + 1e-10:
             return 1 / self.mean
 
         def excess(log_gamma: float) -> float:
-            weight = -log_gamma
-            if self.shape:
-                weight = -math.expm1(self.shape * log_gamma) / self.shape
-            return math.expm1(-log_gamma) / weight - self.mean
+            return math.expm1(-log_gamma) / -log_gamma - self.mean
 
         return math.exp(optimize.brentq(excess, -600.0, -1e-13, xtol=1e-15, rtol=1e-14))
 
-    def chances(self, count: int) -> np.ndarray:
-        """Returns P[K = k] for k = 0, …, `count` − 1."""
-        k = np.arange(count)
+    @property
+    def law(self) -> Any:
+        """The distribution in SciPy."""
         if math.isinf(self.shape):
-            return stats.poisson.pmf(k, self.mean)
-        if self.mean < 1 + 1e-10:
-            return (k == 1).astype(float)
-        log_gamma, k = math.log(self.gamma), k[1:]
-        logs = (
-            k * math.log1p(-self.gamma) + special.gammaln(k + self.shape) - special.gammaln(k + 1)
-        )
-        if self.shape:
-            logs -= special.gammaln(self.shape) + math.log(abs(math.expm1(-self.shape * log_gamma)))
-        else:
-            logs -= math.log(-log_gamma)
-        return np.append(0.0, np.exp(logs))
+            return stats.poisson(self.mean)
+        if self.shape == 1 or self.mean < 1 + 1e-10:
+            return stats.geom(1 / self.mean)
+        return stats.logser(1 - self.gamma)
 
     def slope(self, below_one: np.ndarray) -> np.ndarray:
         """Returns φ′(1 − w)."""
@@ -114,7 +101,7 @@ def _all_trials(curve: Curve, number: NumberOfTrials, at: np.ndarray) -> np.ndar
     epsilons, deltas = curve
     losses = curves.losses(epsilons, deltas.max(0), _COARSE)
     trial = curves.symmetric(losses, _COARSE)
-    chances, before = number.chances(_MOST_TRIALS[-1] + 1), 1
+    chances, before = number.law.pmf(np.arange(_MOST_TRIALS[-1] + 1)), 1
     total = np.full(len(at), 1.0 - math.fsum(chances) + _NEGLIGIBLE)
     for count in _MOST_TRIALS:
         chance = float(chances[before : count + 1].sum())

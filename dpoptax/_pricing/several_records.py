@@ -54,47 +54,6 @@ class SampledRecordsDpEvent(CustomDpEvent):
         return mixture_pair(weights, self.noise_multiplier, interval)
 
 
-@attr.frozen
-class ReplacedRecordsDpEvent(CustomDpEvent):
-    """A noisy sum over a batch of fixed size, in which several records are replaced.
-
-    Attributes:
-      noise_multiplier: The standard deviation of the noise, in units of a record's contribution.
-      dataset_size: N.
-      sample_size: B, drawn without replacement.
-      records: The number of records of the person.
-    """
-
-    noise_multiplier: float
-    dataset_size: int
-    sample_size: int
-    records: int
-
-    def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
-        """Returns losses with a curve that is at least δ, in both directions, under replace-one.
-
-        Let p be the probability that any of the records is drawn, h(j) that of j given that any is,
-        Δ_j the curve of N(2j, σ²) against N(0, σ²), and Δ that of Σ_j h(j) N(2j, σ²). With
-        a = 1 + p (e^ε − 1) and β = a e^−ε,
-
-            δ(log a) ≤ p ((1 − β) Δ(ε) + β Σ_j h(j) Δ_j(ε))   for ε ≥ 0.
-        """
-        law = stats.hypergeom(self.dataset_size, self.records, self.sample_size)
-        weights = law.pmf(np.arange(self.records + 1))
-        any_drawn, weights[0] = float(min(1.0, weights[1:].sum())), 0.0
-        mixture = _Mixture(weights / any_drawn, self.noise_multiplier / 2)
-        logs, thresholds = mixture.grid(interval)
-        # δ decreases, so the bounds at the last ε of at most 0 hold at 0.
-        first = max(0, int(np.searchsorted(logs, 0.0, "right")) - 1)
-        together = mixture.above(thresholds[first:])
-        apart = mixture.above_apart(logs[first:])
-        logs = np.maximum(logs[first:], 0.0)
-        at = logs + np.log(any_drawn - (any_drawn - 1) * np.exp(-logs))
-        beta = np.exp(at - logs)
-        deltas = any_drawn * ((1 - beta) * together + beta * apart)
-        return curves.symmetric(curves.losses(at, deltas, interval), interval)
-
-
 def event_of_records(
     event: Event, records: int, relation: dpa.NeighboringRelation, *, literal: bool
 ) -> Event:
@@ -119,28 +78,20 @@ def event_of_records(
 def _several(event: Event, records: int, relation: dpa.NeighboringRelation) -> Event | None:
     """Returns the event of one release, or None if its price is not known.
 
-    Under other relations, a record that is replaced by one that adds zero may take part in other
-    steps than the next.
+    Under other relations than add-or-remove-one, a record that is replaced by one that adds zero
+    may take part in other steps than the next.
     """
     if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
         return event
     if isinstance(event, dpa.GaussianDpEvent):
         return gaussian_event(event.noise_multiplier / records)
-    added = relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
-    if added and isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+    if relation is not dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
+        return None
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         return _truncated(event, records)
     inner = getattr(event, "event", None)
-    if not isinstance(inner, dpa.GaussianDpEvent):
-        return None
-    if added and isinstance(event, dpa.PoissonSampledDpEvent):
-        q = event.sampling_probability
-        return SampledRecordsDpEvent(inner.noise_multiplier, q, records)
-    replaced = relation is dpa.NeighboringRelation.REPLACE_ONE
-    if replaced and isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        size = event.source_dataset_size
-        return ReplacedRecordsDpEvent(
-            inner.noise_multiplier, size, event.sample_size, min(records, size)
-        )
+    if isinstance(event, dpa.PoissonSampledDpEvent) and isinstance(inner, dpa.GaussianDpEvent):
+        return SampledRecordsDpEvent(inner.noise_multiplier, event.sampling_probability, records)
     return None
 
 
@@ -229,15 +180,6 @@ class _Mixture:
         return self._rest + self._sum(
             lambda j: np.exp(special.log_ndtr((j - t) / self._sigma)),
             lambda j: np.exp(j * (t - j / 2) / self._sigma**2 + tail),
-        )
-
-    def above_apart(self, logs: np.ndarray) -> np.ndarray:
-        """Returns Σ_j w_j δ_j at each ε, with δ_j the curve of N(j, σ²) against N(0, σ²)."""
-        return self._rest + self._sum(
-            lambda j: special.ndtr(j / self._sigma / 2 - logs / j * self._sigma),
-            lambda j: np.exp(
-                logs + special.log_ndtr(-j / self._sigma / 2 - logs / j * self._sigma)
-            ),
         )
 
     def below(self, t: np.ndarray) -> np.ndarray:

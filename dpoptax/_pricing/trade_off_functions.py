@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import optimize, special
 
 from dpoptax._pricing.checks import number
 
-_TOLERANCE, _MOST_MU = 1e-4, 1e3
+_TOLERANCE, _MOST_MU, _FINER = 2e-5, 1e3, 100
 _MOST_EPSILON = 700.0  # e^ε of more overflows a double
 
 
@@ -24,13 +24,13 @@ class TradeOff:
 
     Attributes:
       name: the bound in words.
-      curve: (α, 1 − α) ↦ f(α), elementwise; the smaller of the two arguments is precise.
+      curve: α ↦ f(α), elementwise.
 
     Source: Dong, Roth, Su, "Gaussian differential privacy", 2019.
     """
 
     name: str
-    curve: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+    curve: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
     def __call__(self, false_positive_rate: ArrayLike) -> NDArray[np.float64]:
         """Returns f, the least false-negative rates at these false-positive rates.
@@ -38,26 +38,10 @@ class TradeOff:
         Raises:
           ValueError: a rate is outside of [0, 1].
         """
-        alpha = _probabilities("false_positive_rate", false_positive_rate)
-        return self.curve(alpha, 1 - alpha)
-
-    def least(self, probability: ArrayLike) -> NDArray[np.float64]:
-        """Returns f(1 − y), elementwise, precise for small y.
-
-        An event with probability y with the record has at least this probability without it.
-
-        Raises:
-          ValueError: a probability is outside of [0, 1].
-        """
-        y = _probabilities("probability", probability)
-        return self.curve(1 - y, y)
-
-
-def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    values = np.asarray(values, np.float64)
-    if not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(f"`{name}` must be in [0, 1], got {values}.")
-    return values
+        alpha = np.asarray(false_positive_rate, np.float64)
+        if not np.all((alpha >= 0) & (alpha <= 1)):
+            raise ValueError(f"`false_positive_rate` must be in [0, 1], got {alpha}.")
+        return self.curve(alpha)
 
 
 def gaussian_trade_off(mu: float) -> TradeOff:
@@ -80,9 +64,8 @@ def gaussian_trade_off(mu: float) -> TradeOff:
             f"`mu` must be at least 0, got {mu}. It is √steps over the noise multiplier."
         )
 
-    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
-        quantile = np.where(alpha < rest, -special.ndtri(alpha), special.ndtri(rest))
-        return special.ndtr(quantile - mu)
+    def curve(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+        return special.ndtr(-special.ndtri(alpha) - mu)
 
     return TradeOff(f"{mu:.3g}-GDP", curve)
 
@@ -115,9 +98,9 @@ def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
     proven = epsilons < math.log(np.finfo(np.float64).max)
     growth, slack = np.exp(epsilons[proven]), deltas[proven]
 
-    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
-        alpha, rest = alpha[..., None], rest[..., None]
-        lines = np.concatenate([1 - slack - growth * alpha, (rest - slack) / growth], axis=-1)
+    def curve(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+        alpha = alpha[..., None]
+        lines = np.concatenate([1 - slack - growth * alpha, (1 - alpha - slack) / growth], axis=-1)
         return np.max(lines, axis=-1, initial=0.0)
 
     pairs = f"({epsilons[0]:.3g}, {deltas[0]:.3g})" if len(epsilons) == 1 else "(ε(δ), δ)"
@@ -139,45 +122,27 @@ def least_mu(epsilons: np.ndarray, deltas: np.ndarray, delta: float) -> float:
         return 0.0
     if epsilons[last] > _MOST_EPSILON:
         return math.inf
-    epsilons, deltas = epsilons[: last + 1], deltas[: last + 1] - delta
+    at = np.interp(np.arange(0, last, 1 / _FINER), np.arange(last + 1), epsilons[: last + 1])
+    # δ is convex in e^ε, so it is below its chords.
+    bounds = np.interp(np.exp(at), np.exp(epsilons[: last + 1]), deltas[: last + 1]) - delta
+    ends = np.append(at[1:], epsilons[last])
 
-    def holds(mu: float) -> bool:
-        return _is_above(*_gaussian_deltas(mu, epsilons), deltas, np.exp(epsilons))
+    def room(mu: float) -> float:
+        # Both curves fall: the bound at one ε holds up to the next, where the Gaussian's is least.
+        return float(np.min(_gaussian_deltas(mu, ends) - bounds))
 
-    low, high = 0.0, 1.0
-    while not holds(high):
-        low, high = high, 2 * high
+    high = 1.0
+    while room(high) < 0:
+        high *= 2
         if high > _MOST_MU:
             return math.inf
-    while high - low > _TOLERANCE * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    found = optimize.bisect(room, 1e-300, high, xtol=_TOLERANCE * high)
+    return float(found if room(found) >= 0 else found + 2 * _TOLERANCE * high)
 
 
-def _is_above(values: np.ndarray, slopes: np.ndarray, deltas: np.ndarray, odds: np.ndarray) -> bool:
-    """Returns whether a convex function of e^ε is above δ everywhere.
-
-    δ is also convex in e^ε. Between two points, δ is below the chord of its bounds, and the
-    function is above both of its tangents. The tangents are closest to the chord where they meet or
-    at the points.
-
-    Args:
-      values: the values of the function at `odds`.
-      slopes: its derivatives at `odds`.
-      deltas: upper bounds on δ at `odds`.
-      odds: e^ε.
-    """
-    width, bend = np.diff(odds), np.diff(slopes)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        meet = np.clip((slopes[1:] * width - np.diff(values)) / bend, 0, width)
-    meet = np.where(bend > 0, meet, 0)
-    chords = deltas[:-1] + np.diff(deltas) / width * meet
-    return bool(np.all(values >= deltas) and np.all(values[:-1] + slopes[:-1] * meet >= chords))
-
-
-def _gaussian_deltas(mu: float, epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns δ of N(μ, 1) against N(0, 1) at each ε, and its derivative by e^ε."""
-    below = special.log_ndtr(-mu / 2 - epsilons / mu)
-    deltas = special.ndtr(mu / 2 - epsilons / mu) - np.exp(epsilons + below)
-    return deltas, -np.exp(below)
+def _gaussian_deltas(mu: float, epsilons: np.ndarray) -> np.ndarray:
+    """Returns δ of N(μ, 1) against N(0, 1) at each ε."""
+    with np.errstate(over="ignore"):
+        scaled = epsilons / mu
+    above = special.ndtr(mu / 2 - scaled)
+    return above - np.exp(epsilons + special.log_ndtr(-mu / 2 - scaled))

@@ -9,7 +9,7 @@ sensitivity.
 Accountants:
 
 * "pld" (default) composes privacy loss distributions numerically and rounds ε up.
-* "rdp" composes Rényi divergences. It is faster and looser.
+* "rdp" composes Rényi divergences. It is faster and looser, and does not price random allocation.
 * "monte_carlo" draws privacy losses of a whole run whose records take part at random
   (`RandomAllocationSampler`, `MinSeparationSampler`), also with correlated noise. It states an
   upper confidence bound, and δ includes the probability that it is wrong. Its draws are functions

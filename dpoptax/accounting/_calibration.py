@@ -1,4 +1,4 @@
-"""Calibration: the noise, number of steps or batch size whose ε meets a target."""
+"""Calibration: the noise or number of steps whose ε meets a target."""
 
 import dataclasses
 import functools
@@ -26,7 +26,6 @@ from dpoptax.accounting._run_event import (
     sampler_of,
     sampling_of,
 )
-from dpoptax.sampling._poisson import PoissonSampler
 
 if TYPE_CHECKING:
     from dpoptax.matrix._participation import Participation
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 
 _MULTIPLIERS = (0.05, 1e6)
 _MAX_STEPS = 10**9
+# The relative distance of ε from the target that the search distinguishes.
+_FAR = 1e-12
 
 
 def calibrate(
@@ -44,12 +45,11 @@ def calibrate(
     steps: int | None = None,
     sampling_probability: float | None = None,
     sampler: "Sampler | Participation | None" = None,
-    dataset_size: int | None = None,
     schedule: Mapping[int, float] | None = None,
     accountant: Accountant = "pld",
     also: Sequence[Composable] = (),
 ) -> float:
-    """Returns the noise multiplier, number of steps or batch size for a budget.
+    """Returns the noise multiplier or number of steps for a budget.
 
     The result is the number that is left out. The other arguments are those of `planned_guarantee`;
     `epsilon` is for the sums and the events of `also` together.
@@ -60,8 +60,6 @@ def calibrate(
       `gaussian_noise(noise_multiplier={t: s * r for t, r in schedule.items()}, ...)`.
     - **Without `steps`:** the largest number of noisy sums, an `int`. With correlated noise, it is
       at most the number of steps of the strategy.
-    - **With `dataset_size` instead of a sampler:** the largest expected batch size of a
-      `PoissonSampler` without `max_batch_size`, an `int` of at most `dataset_size`.
 
     Raises:
       ValueError: an argument is out of range, not exactly one number is left out, or no number
@@ -72,21 +70,13 @@ def calibrate(
     0.959
     >>> calibrate(**run, sampling_probability=0.01, noise_multiplier=1.1) // 10
     172
-    >>> calibrate(**run, dataset_size=50_000, noise_multiplier=1.1, steps=1000)
-    644
     """
-    left_out = [noise_multiplier is None, steps is None, dataset_size is not None]
     both = schedule is not None and noise_multiplier is not None
-    if sum(left_out) != 1 or both or (dataset_size is not None and sampler is not None):
+    if (noise_multiplier is None) == (steps is None) or both:
         raise ValueError(
-            "Leave out exactly one of `noise_multiplier`, `steps` and `sampler` (with "
-            f"`dataset_size` instead), got noise_multiplier={noise_multiplier}, steps={steps}, "
-            f"sampler={sampler}, dataset_size={dataset_size}, schedule={schedule}."
+            "Leave out exactly one of `noise_multiplier` and `steps`, got "
+            f"noise_multiplier={noise_multiplier}, steps={steps}, schedule={schedule}."
         )
-    if dataset_size is not None:
-        remedy = "count the training records, or users"
-        dataset_size = integer("dataset_size", dataset_size, 1, remedy)
-        sampler = PoissonSampler(dataset_size, dataset_size)
     if steps is not None:
         steps = integer("steps", steps, 1, "a run without steps has no noise and no batch")
     sampling, others = sampling_of(sampling_probability, sampler), other_events(also)
@@ -95,10 +85,9 @@ def calibrate(
 
     def event(x: float) -> dpa.DpEvent:
         """Returns the event with x as the number that is left out."""
-        drawn = sampling if dataset_size is None else PoissonSampler(dataset_size, int(x))
         used = noise if noise_multiplier is not None else scaled(noise, x)
-        sums = event_of(drawn, [(int(x) if steps is None else steps, used)])
-        return run_event(sums, drawn, others).dp_event
+        sums = event_of(sampling, [(int(x) if steps is None else steps, used)])
+        return run_event(sums, sampling, others).dp_event
 
     if not 0 < number("epsilon", epsilon) < math.inf:
         raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
@@ -107,13 +96,10 @@ def calibrate(
     check_accountant(accountant)
     target = epsilon, delta, accountant, relation_named(own.neighboring_relation)
     if noise_multiplier is None:
-        search = _Search(event, *target, *_MULTIPLIERS, rising=False, digits=5)
+        search = _Search(event, *target, *_MULTIPLIERS, digits=5)
         return _solution(search, "noise_multiplier", start=1.0)
-    if dataset_size is not None:
-        search = _Search(event, *target, 1, dataset_size, rising=True)
-        return int(_solution(search, "batch_size", start=max(1, dataset_size // 100)))
     most = min(_MAX_STEPS, getattr(getattr(sampler, "strategy", None), "steps", _MAX_STEPS))
-    return int(_solution(_Search(event, *target, 1, most, rising=True), "steps", min(1000, most)))
+    return int(_solution(_Search(event, *target, 1, most), "steps", min(1000, most)))
 
 
 def _solution(search: "_Search", name: str, start: float) -> float:
@@ -141,8 +127,8 @@ class _Search:
       event_at: the event of a run with parameter x; its ε is monotone in x.
       epsilon, delta, accountant, relation: the target and its accounting.
       lowest, highest: the range of x.
-      rising: whether ε increases with x.
-      digits: significant digits of x; None if x is an integer.
+      digits: significant digits of x, with which ε falls; None if x is an integer, with which it
+        rises.
     """
 
     event_at: Callable[[float], dpa.DpEvent]
@@ -152,8 +138,12 @@ class _Search:
     relation: dpa.NeighboringRelation
     lowest: float
     highest: float
-    rising: bool
     digits: int | None = None
+
+    @property
+    def rising(self) -> bool:
+        """True if ε increases with x."""
+        return self.digits is None
 
     def solve(self, start: float) -> tuple[float, float]:
         """Returns the parameter and its ε.
@@ -211,40 +201,26 @@ class _Search:
             spent = price(x)
             within = spent <= self.epsilon
             known[within] = x, spent
-            ratio = math.log(spent / self.epsilon) if 0 < spent < math.inf else None
-            # log ε is nearly straight in log x, so two or three prices suffice near the solution.
-            if ratio is not None:
-                if last is not None and last[0] != x and last[1] != ratio:
-                    secant = (ratio - last[1]) / math.log(x / last[0])
-                    slope = secant if (secant > 0) == self.rising else slope
-                last = x, ratio
+            ratio = math.log(min(max(spent / self.epsilon, _FAR), 1 / _FAR))
             at_end = x == (self.highest if within == self.rising else self.lowest)
-            if at_end or (within and ratio is not None and -ratio <= tolerance):
+            if at_end or (within and -ratio <= tolerance):
                 return x, spent, slope
             if len(known) == 2 and abs(known[True][0] - known[False][0]) < 1.5 * self._unit(x):
                 return *known[True], slope
-            x = self._next(x, ratio, slope, tolerance, known)
+            # log ε is nearly straight in log x, so two or three prices suffice near the solution.
+            secant = (ratio - last[1]) / math.log(x / last[0]) if last else slope
+            slope = secant if secant * slope > 0 else slope
+            last = x, ratio
+            # Aims at half the tolerance below the target: a price just above it does not count.
+            step = (-ratio - tolerance / 2) / slope
+            x = self._inside(x * math.exp(max(-2.0, min(2.0, step))), known)
 
-    def _next(
-        self,
-        x: float,
-        ratio: float | None,
-        slope: float,
-        tolerance: float,
-        known: Mapping[bool, tuple[float, float]],
-    ) -> float:
-        """Returns the next guess in the bracket; `ratio` is log(spent/ε) at x."""
+    def _inside(self, x: float, known: Mapping[bool, tuple[float, float]]) -> float:
+        """Returns the nearest parameter in the range whose price may still be needed."""
         below, above = known.get(self.rising), known.get(not self.rising)
         low = below[0] + self._unit(below[0]) if below else self.lowest
         high = above[0] - self._unit(above[0]) if above else self.highest
-        # Aims at half the tolerance below the target: a price just above it does not count.
-        if ratio is not None:
-            guess = x * math.exp(max(-2.0, min(2.0, (-ratio - tolerance / 2) / slope)))
-        elif below and above:
-            guess = math.sqrt(low * high)
-        else:
-            guess = x * math.exp(2.0 if below else -2.0)
-        return max(self.lowest, min(self.highest, self._snap(max(low, min(high, guess)))))
+        return max(self.lowest, min(self.highest, self._snap(max(low, min(high, x)))))
 
     def _unit(self, x: float) -> float:
         if self.digits is None:

@@ -197,10 +197,9 @@ class Guarantee:
         Neighbors differ in any k examples (or users): all are added, removed or replaced. If the
         owners of records are known, `dpoptax.users` protects all of them with less noise.
 
-        Poisson samples hold Binomial(k, q) of the records, fixed-size ones a hypergeometric number,
-        full batches all. Other samplers, and runs with `also`, are priced by group privacy, which
-        is valid for any mechanism. The accountant is "pld". An event that was priced by hand is
-        assumed to have independent draws.
+        Poisson samples hold Binomial(k, q) of the records, full batches all. Other samplers, and
+        runs with `also`, are priced by group privacy, which is valid for any mechanism. The
+        accountant is "pld". An event that was priced by hand is assumed to have independent draws.
 
         Args:
           records: k, at least 1.

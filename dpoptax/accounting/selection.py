@@ -18,7 +18,6 @@ from typing import Any
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import dp_event
-from scipy import stats
 
 from dpoptax._pricing.custom_events import WorstOfDpEvent as _WorstOfDpEvent
 from dpoptax._pricing.events import SHAPES
@@ -141,11 +140,7 @@ def likely_number(mean: float, distribution: str, probability: float = 0.95) -> 
 def _law(mean: float, distribution: str) -> Any:
     """Returns the distribution of the number of trials."""
     _check(mean, distribution)
-    if distribution == "poisson":
-        return stats.poisson(mean)
-    if distribution == "geometric" or mean == 1:
-        return stats.geom(1 / mean)
-    return stats.logser(1 - NumberOfTrials(float(mean), 0.0).gamma)
+    return NumberOfTrials(float(mean), SHAPES[distribution]).law
 
 
 def _given(events: Sequence[Composable]) -> list[PrivacyEvent]:

@@ -10,7 +10,7 @@ The audit runs the real training step: `dpoptax.clipped_grad` and the optax chai
 runs at once, on samples of the claim's sampler. A single canary under a `PoissonSampler` is drawn
 by a coin with the sampler's probability, so this case does not test the sampler itself.
 `jax_privacy.auditing` computes bounds on ε from one threshold (install `dpoptax[audit]`). This
-module computes bounds from whole trade-off functions: `TradeOff`, `trade_off_curve`, `Family`.
+module computes bounds from whole trade-off functions: `TradeOff`, `trade_off_curve`.
 
 `check_batches` and `check_noise` need only row numbers and releases, from a run of any library.
 Draws of the claimed sampler, and new noise of the claimed size, raise an alarm with a probability
@@ -25,7 +25,6 @@ from dpoptax.auditing._check_noise import NoiseReport, check_noise
 from dpoptax.auditing._claim import ThreatModel
 from dpoptax.auditing._error_curves import TradeOffCurve, auc, trade_off_curve
 from dpoptax.auditing._exact_scores import Finding
-from dpoptax.auditing._families import Family, approximate_family, claimed_family, gaussian_family
 from dpoptax.auditing._game import (
     Game,
     canary_gradient,
@@ -33,16 +32,15 @@ from dpoptax.auditing._game import (
     linear_loss,
 )
 from dpoptax.auditing._membership import MembershipReport, membership_report
-from dpoptax.auditing._one_run import OneRunGuesses, guesses_about
 from dpoptax.auditing._result import AuditResult, Bound
 from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst_example
 
 __all__ = [
-    "AuditResult", "BatchReport", "Bound", "Family", "Finding", "Game", "MembershipReport",
-    "NoiseReport", "OneRunGuesses", "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample",
-    "approximate_family", "approximate_trade_off", "auc", "audit", "audit_one_run", "audit_scores",
-    "canary_gradient", "check_batches", "check_noise", "claimed_family", "gaussian_family",
-    "gaussian_trade_off", "guesses_about", "leaf_projections", "linear_loss", "membership_report",
+    "AuditResult", "BatchReport", "Bound", "Finding", "Game", "MembershipReport",
+    "NoiseReport", "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample",
+    "approximate_trade_off", "auc", "audit", "audit_one_run", "audit_scores",
+    "canary_gradient", "check_batches", "check_noise",
+    "gaussian_trade_off", "leaf_projections", "linear_loss", "membership_report",
     "searched_canary", "trade_off_curve", "worst_example",
 ]  # fmt: skip
 

@@ -1,20 +1,23 @@
 """Audits one training run with many canaries."""
 
 import dataclasses
+import functools
 import time
 
 import jax
 import numpy as np
+from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax.auditing._claim import ThreatModel, check_options, check_seen, claim_of
-from dpoptax.auditing._families import approximate_family, gaussian_family
 from dpoptax.auditing._game import Game
-from dpoptax.auditing._one_run import guesses_about
 from dpoptax.auditing._replay import one_run
-from dpoptax.auditing._result import AuditResult
+from dpoptax.auditing._result import AuditResult, Bound
 from dpoptax.sampling import Sampler
+
+# The least number of guesses.
+_FEWEST = 16
 
 
 def audit_one_run(
@@ -37,9 +40,7 @@ def audit_one_run(
     If every record is in every step, the ledger claims a Gaussian mechanism, and
     `epsilon_lower_bound` is for its whole trade-off curve. Otherwise, or with `claimed_epsilon`,
     which does not determine a mechanism, the bound is for (ε, δ) only. It is weak unless δ is far
-    below (1 − confidence)/canaries. `AuditResult.bounds`
-    also has the bound by the claimed mechanism's trade-off curve if it is priced exactly, as for
-    `audit`.
+    below (1 − confidence)/canaries.
 
     Args:
       game: the training run under attack, with a row for each record.
@@ -97,7 +98,7 @@ def audit_scores(
 
     It is the second half of `audit_one_run`, which explains the bounds. A canary's score is the sum
     over steps of `leaf_projections(update, contribution)`, or any number that is larger if the
-    canary is likelier in the data.
+    canary is likelier in the data. Equal scores are ordered at random, anew in each call.
 
     Args:
       scores: (canaries,), computed by the attacker from the outputs of the run.
@@ -116,19 +117,64 @@ def audit_scores(
     check_options(len(scores), confidence, threat_model)
     check_seen(scores, projected=True)
     claim = claim_of(sampler, lambda: opt_state, delta, claimed_epsilon)
-    guesses = guesses_about(scores, included, confidence)
-    gaussian = sampler.sampling_probability == 1.0 and claimed_epsilon is None
-    family = gaussian_family() if gaussian else approximate_family(delta)
-    bound = family.epsilon(family.refuted(guesses.refutes), delta)
+    bound = functools.partial(one_run_bound, scores, included, delta=delta, confidence=confidence)
+    bounds = [Bound(bound(), "(ε, δ), Steinke et al.", "nothing")]
+    if sampler.sampling_probability == 1.0 and claimed_epsilon is None:
+        bounds.append(Bound(bound(gaussian=True), "f-DP of the claim", "a Gaussian mechanism"))
     return AuditResult(
-        epsilon_lower_bound=float(bound),
+        epsilon_lower_bound=bounds[-1].epsilon,
         delta=delta,
         confidence=confidence,
         trials=len(scores),
         threat_model=threat_model,
         attack="one run, highest and lowest projections",
         seconds=0.0,
-        evidence=guesses,
+        by_guesses=tuple(bounds),
         canaries=(scores[included], scores[~included]),
         **claim,
+    )
+
+
+def one_run_bound(
+    scores: np.ndarray,
+    included: np.ndarray,
+    *,
+    delta: float,
+    confidence: float,
+    gaussian: bool = False,
+) -> float:
+    """Returns the largest ε that the guesses about the canaries of one run refute.
+
+    The attacker guesses "in" for the highest scores and "out" for as many of the lowest. Six
+    numbers of guesses share the failure probability, from half of the canaries down to a 64th of
+    them, and at least 16.
+
+    Args:
+      scores: (canaries,), high for canaries that the attacker guesses to be in.
+      included: (canaries,), True for canaries that were in.
+      delta: δ of the bound.
+      confidence: the confidence of the bound.
+      gaussian: whether to assume a Gaussian mechanism.
+
+    Source: Steinke, Nasr, Jagielski, 2023, algorithm 1, with k₊ = k₋; for a Gaussian mechanism,
+    Mahloujifar, Melis, Chaudhuri, 2024. Both as implemented in jax_privacy.
+    """
+    size = len(scores)
+    # An order of equal scores by position could depend on the coins, and so could a fixed shuffle.
+    # A random order is the attacker's own randomness.
+    order = np.lexsort((np.random.default_rng().random(size), scores))
+    places = np.empty(size)
+    # From the lowest to the highest score, with sizes that all differ.
+    places[order] = np.arange(size) - size / 2 + 0.25
+    right, sizes = included == (places > 0), np.abs(places)
+    if right.all() or not right.any():
+        right[np.argmin(sizes)] ^= True  # jax_privacy needs both; this one is never guessed about
+    auditor = CanaryScoreAuditor(sizes[right], sizes[~right])
+    bound = auditor.epsilon_one_run_fdp if gaussian else auditor.epsilon_one_run
+    numbers = sorted({max(_FEWEST, size // 2**i) for i in range(1, 7)})
+    least = np.sort(sizes)[[-number for number in numbers]]
+    significance = (1 - confidence) / len(numbers)
+    return max(
+        float(bound(significance, delta, threshold_strategy=Explicit(float(each))))
+        for each in least
     )

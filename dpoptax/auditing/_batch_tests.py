@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from dpoptax.auditing._batch_laws import NO_POOL, Count, Integers, Law, Marked, Step
 from dpoptax.auditing._exact_scores import (
@@ -13,7 +14,6 @@ from dpoptax.auditing._exact_scores import (
     binomial_scores,
     extremes_p_value,
     hypergeometric_scores,
-    hypergeometric_tails,
     mean_p_value,
     spread_p_value,
 )
@@ -145,8 +145,8 @@ class _Scan:
         """Returns all tests."""
         found = _sizes(self._sizes, rng)
         for name, marked in self._marked.items():
-            p_value, effect, seen, _ = _tested(np.array(marked, np.int64).reshape(-1, 4).T, rng)
-            found.append(Finding(name, p_value, effect, seen))
+            p_value, seen, _ = _tested(np.array(marked, np.int64).reshape(-1, 4).T, rng)
+            found.append(Finding(name, p_value, seen))
         found.append(_repeated(self._matches, len(self._sizes) * len(self._pools)))
         for partition, drawn in zip(self._partitions, self._drawn, strict=True):
             members, counts = (np.stack(each) for each in zip(*drawn, strict=True))
@@ -170,32 +170,30 @@ def _sizes(steps: Sequence[Sequence[Count]], rng: np.random.Generator) -> list[F
     spread = f"{ratio:.2g} times as wide as expected"
     ends = f"from {found.min():,} to {found.max():,}"
     return [
-        Finding("mean size", p_value, float(seen / expected) if expected else 1.0, mean),
-        Finding("spread of sizes", spread_p_value(together), ratio, spread),
-        Finding("extreme sizes", extremes_p_value(together), 1.0, ends),
+        Finding("mean size", p_value, mean),
+        Finding("spread of sizes", spread_p_value(together), spread),
+        Finding("extreme sizes", extremes_p_value(together), ends),
     ]
 
 
-def _tested(marked: Integers, rng: np.random.Generator) -> tuple[float, float, str, Array]:
-    """Tests the draws of marked records, (4, counts): p-value, effect, text and scores."""
+def _tested(marked: Integers, rng: np.random.Generator) -> tuple[float, str, Array]:
+    """Tests the draws of marked records, (4, counts): p-value, text and scores."""
     found, pool, known, drawn = marked
     scores = hypergeometric_scores(found, pool, known, drawn, rng)
     if not np.any((known > 0) & (known < pool) & (drawn > 0) & (drawn < pool)):
         scores = scores[:0]  # no count is random
     expected = float((drawn * known / np.maximum(pool, 1)).sum())
     seen = f"{found.sum():,} draws, {expected:,.0f} expected"
-    effect = float(found.sum() / expected) if expected else 1.0
-    return mean_p_value(scores), effect, seen, scores
+    return mean_p_value(scores), seen, scores
 
 
 def _repeated(matches: Sequence[tuple[int, ...]], number: int) -> Finding:
     """Tests the greatest match of each batch with an earlier one."""
     name = "repeated batches"
     if not matches:
-        return Finding(name, 1.0, 1.0, "none")
+        return Finding(name, 1.0, "none")
     found, earlier, step, pool, largest, drawn = np.array(matches).T
-    above, equal, _ = hypergeometric_tails(found, pool, largest, drawn)
-    p_values = np.minimum(1.0, step * (above + equal))
+    p_values = np.minimum(1.0, step * stats.hypergeom.sf(found - 1, pool, largest, drawn))
     p_value = min(1.0, number * float(p_values.min()))
     best = int(np.argmin(p_values))
     significant = p_values * number < FALSE_ALARM
@@ -206,8 +204,7 @@ def _repeated(matches: Sequence[tuple[int, ...]], number: int) -> Finding:
             f"; {significant.sum():,} batches repeat records of one before, "
             f"most often {lag:,} steps before"
         )
-    expected = drawn[best] * largest[best] / pool[best]
-    return Finding(name, p_value, float(found[best] / expected), seen)
+    return Finding(name, p_value, seen)
 
 
 def _groups(
@@ -222,17 +219,16 @@ def _groups(
     for low, middle, high in _halvings(0, len(partition.labels)):
         ends = (drawn, middle), (members, high), (members, middle), (drawn, high)
         marked = np.stack([of[:, low:end].sum(axis=1) for of, end in ends])
-        p_value, effect, seen, scores = _tested(marked, rng)
+        p_value, seen, scores = _tested(marked, rng)
         name = f"groups {', '.join(partition.labels[low:middle])}"
-        rates.append((p_value, effect, f"{name}: {seen}"))
-        ratio = _spread(scores)
-        text = f"the share of {name} spreads {ratio:.2g} times as wide as expected"
-        mixes.append((spread_p_value(scores), ratio, text))
+        rates.append((p_value, f"{name}: {seen}"))
+        text = f"the share of {name} spreads {_spread(scores):.2g} times as wide as expected"
+        mixes.append((spread_p_value(scores), text))
     found = []
     for kind, parts in (("rates", rates), ("mix", mixes)):
-        p_value, effect, text = min(parts)
+        p_value, text = min(parts)
         p_value = min(1.0, p_value * len(parts))
-        found.append(Finding(f"{kind} by {partition.name}", p_value, effect, text))
+        found.append(Finding(f"{kind} by {partition.name}", p_value, text))
     return found
 
 

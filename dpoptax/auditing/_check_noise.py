@@ -105,14 +105,15 @@ def check_noise(first: Any, second: Any, *, stddev: float, signal: Any = 0.0) ->
     if len(z) < 2:
         raise ValueError(f"`first` must have at least two coordinates, got {len(z)}.")
     samples = (z, other)
-    tests = [_correlation("correlation of the releases", np.stack(samples)), _leaves(leaves)]
+    correlation, between = _correlation("correlation of the releases", np.stack(samples))
+    tests = [between, _leaves(leaves)]
     tests += [_size(each, stddev) for each in samples]
     tests += [_normal(each, stddev) for each in samples]
     limits = stats.chi2.ppf([1 - FALSE_ALARM / 2, FALSE_ALARM / 2], len(z))
     squares = [float(np.sum(each**2)) for each in samples]
     root_mean = (float(np.sqrt(squares[0] / len(z))), float(np.sqrt(squares[1] / len(z))))
     intervals = np.sqrt(np.divide.outer(squares, limits))
-    return NoiseReport(stddev, len(z), tests[0].effect, root_mean, intervals, tuple(tests))
+    return NoiseReport(stddev, len(z), correlation, root_mean, intervals, tuple(tests))
 
 
 def _noise(release: Any, signal: Any, name: str) -> list[Array]:
@@ -126,30 +127,30 @@ def _noise(release: Any, signal: Any, name: str) -> list[Array]:
     return leaves
 
 
-def _correlation(name: str, samples: Array) -> Finding:
-    """Tests the greatest correlation of any two rows, (samples, d)."""
+def _correlation(name: str, samples: Array) -> tuple[float, Finding]:
+    """Returns the greatest correlation of any two rows, (samples, d), and its test."""
     count, size = samples.shape
     norms = np.linalg.norm(samples, axis=1)
     if not norms.all():
-        return Finding(name, 0.0, 1.0, "a sample without noise")
+        return 0.0, Finding(name, 1.0, "a sample without noise")
     unit = samples / norms[:, None]
     pairs = np.triu_indices(count, 1)
     found = (unit @ unit.T)[pairs]
     greatest = float(found[np.argmax(np.abs(found))])
     p_value = len(found) * float(stats.beta.sf(min(1.0, greatest**2), 0.5, (size - 1) / 2))
-    return Finding(name, min(1.0, p_value), greatest, f"{greatest:.3g}")
+    return greatest, Finding(name, min(1.0, p_value), f"{greatest:.3g}")
 
 
 def _leaves(leaves: list[Array]) -> Finding:
     """Tests leaves of one size against each other."""
     name, sizes = "correlation of leaves", [leaf.size for leaf in leaves]
     found = [
-        _correlation(name, np.stack([leaf.ravel() for leaf in leaves if leaf.size == size]))
+        _correlation(name, np.stack([leaf.ravel() for leaf in leaves if leaf.size == size]))[1]
         for size in set(sizes)
         if size > 1 and sizes.count(size) > 1
     ]
     if not found:
-        return Finding(name, 1.0, 0.0, "none")
+        return Finding(name, 1.0, "none")
     least = min(found, key=lambda finding: finding.p_value)
     return least._replace(p_value=min(1.0, least.p_value * len(found)))
 
@@ -157,10 +158,10 @@ def _leaves(leaves: list[Array]) -> Finding:
 def _size(z: Array, stddev: float) -> Finding:
     ratio = float(np.sqrt(np.mean((z / stddev) ** 2)))
     seen = f"{ratio:.4g} of the claimed one"
-    return Finding("standard deviation", spread_p_value(z / stddev), ratio, seen)
+    return Finding("standard deviation", spread_p_value(z / stddev), seen)
 
 
 def _normal(z: Array, stddev: float) -> Finding:
     found = stats.kstest(z / stddev, "norm")
     seen = f"distance {found.statistic:.3g} from the claimed law"
-    return Finding("normal law", float(found.pvalue), float(found.statistic), seen)
+    return Finding("normal law", float(found.pvalue), seen)

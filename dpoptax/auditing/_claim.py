@@ -11,8 +11,8 @@ from dpoptax._pricing.trade_off_functions import approximate_trade_off
 from dpoptax._release.ledger import count_releases, is_ledger
 from dpoptax._release.read_ledger import ledgers
 from dpoptax._support.tree import PyTree
-from dpoptax.auditing._families import claimed_family, gaussian_family
 from dpoptax.auditing._game import Game, draws_alone
+from dpoptax.auditing._result import claimed_family, gaussian_family
 from dpoptax.sampling import Sampler
 
 ThreatModel = Literal["white-box", "last-iterate"]

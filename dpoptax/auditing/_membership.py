@@ -26,7 +26,6 @@ class MembershipReport:
       false_positive_rates: (rates,), the largest fractions of `losses_out` guessed "in".
       errors: the attack's error rates at these rates, with limits that all hold together.
       claimed: the trade-off function of the guarantee; None without a guarantee.
-      guarantee: the guarantee; None if only its trade-off function was given.
     """
 
     losses_in: Array = dataclasses.field(repr=False)
@@ -34,7 +33,6 @@ class MembershipReport:
     false_positive_rates: Array
     errors: TradeOffCurve
     claimed: TradeOff | None
-    guarantee: Guarantee | None = dataclasses.field(default=None, repr=False)
 
     @property
     def true_positive_rates(self) -> Array:
@@ -114,22 +112,6 @@ class MembershipReport:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize="small", loc="lower right")
         figure.savefig(path, dpi=200)
-
-    def write(self, folder: str | Path) -> None:
-        """Writes membership.txt, membership.png and, with a guarantee, statement.txt to a folder.
-
-        Only the statement may be published: the report reads private losses without noise.
-
-        Raises:
-          ImportError: as for `plot`.
-        """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "membership.txt").write_text(f"{self}\n", encoding="utf-8")
-        self.plot(folder / "membership.png")
-        if self.guarantee is not None:
-            text = self.guarantee.statement()
-            (folder / "statement.txt").write_text(text, encoding="utf-8")
 
     def __str__(self) -> str:
         confidence = 100 * self.errors.confidence
@@ -239,10 +221,8 @@ def membership_report(
         clopper_pearson(missed, len(within), tail),
         confidence,
     )
-    report = MembershipReport(within, outside, rates, errors, None)
-    if isinstance(guarantee, Guarantee):
-        return dataclasses.replace(report, claimed=guarantee.trade_off, guarantee=guarantee)
-    return dataclasses.replace(report, claimed=guarantee)
+    claimed = guarantee.trade_off if isinstance(guarantee, Guarantee) else guarantee
+    return MembershipReport(within, outside, rates, errors, claimed)
 
 
 def _losses(name: str, losses: ArrayLike) -> Array:

@@ -1,13 +1,23 @@
-"""The result of an audit: bounds with their assumptions and confidence."""
+"""The result of an audit: bounds with their assumptions, and mechanisms that an audit refutes."""
 
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from dpoptax._pricing.trade_off_functions import TradeOff
+import dp_accounting
+
+from dpoptax._pricing.trade_off_functions import TradeOff, gaussian_trade_off
+from dpoptax._release.read_ledger import read_ledgers
 from dpoptax._support.rounded import epsilon_text
+from dpoptax.accounting import Guarantee
+from dpoptax.accounting._run_event import drawing_sampler, spent_event
 from dpoptax.auditing._error_curves import Array, TradeOffCurve
-from dpoptax.auditing._families import Family, approximate_family
-from dpoptax.auditing._one_run import OneRunGuesses
+
+if TYPE_CHECKING:
+    from dpoptax._support.tree import PyTree
+    from dpoptax.sampling import Sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +33,48 @@ class Bound:
     epsilon: float
     method: str
     assumes: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Mechanisms of one kind, by a parameter that increases as privacy decreases.
+
+    A bound by a family is a lower bound on the parameter if the mechanism is of this kind.
+
+    Attributes:
+      assumes: the assumption of a bound by this family, in words.
+      trade_off: the claim of each parameter, decreasing in the parameter.
+      epsilon: ε of the parameter at δ, `epsilon(parameter, delta)`.
+      tolerance: relative precision of the search for the parameter.
+      most: the parameter at which a search ends.
+    """
+
+    assumes: str
+    trade_off: Callable[[float], TradeOff]
+    epsilon: Callable[[float, float], float]
+    tolerance: float = 1e-6
+    most: float = 1e3
+
+    def refuted(self, refutes: Callable[[TradeOff], bool]) -> float:
+        """Returns the largest refuted parameter, or 0, by doubling and bisection.
+
+        All parameters below a refuted one must be refuted. The result is itself refuted, so the
+        search can only make a bound weaker. It begins at 2⁻⁶, since smaller bounds are of no use.
+        """
+        low, high = 0.0, 1.0
+        while low == 0.0 and high >= 2.0**-6:
+            if refutes(self.trade_off(high)):
+                low, high = high, 2 * high
+            else:
+                high /= 2
+        if low == 0.0:
+            return 0.0
+        while low < self.most and refutes(self.trade_off(high)):
+            low, high = high, 2 * high
+        while low < self.most and high / low > 1 + self.tolerance:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if refutes(self.trade_off(middle)) else (low, middle)
+        return low
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +95,10 @@ class AuditResult:
       seconds: wall time.
       claimed: the claimed trade-off function: that of the ledger and the sampler, or of (ε, δ) if ε
         was given; `None` if only ε is compared.
-      evidence: a `TradeOffCurve` for many runs, or the guesses about the canaries of one run;
-        `None` if only ε is compared.
+      evidence: the error rates of many runs; `None` if only ε is compared.
       family: mechanisms like the claimed one, for bounds by the evidence; `None` if ε was given
         and the claimed mechanism is not Gaussian, or if its price is only a bound.
+      by_guesses: the bounds by the guesses about the canaries of one run; none for many runs.
       canaries: the scores of the canaries of one run that were in, and of those that were out;
         `None` for many runs.
     """
@@ -60,8 +112,9 @@ class AuditResult:
     attack: str
     seconds: float
     claimed: TradeOff | None = dataclasses.field(default=None, repr=False)
-    evidence: TradeOffCurve | OneRunGuesses | None = dataclasses.field(default=None, repr=False)
+    evidence: TradeOffCurve | None = dataclasses.field(default=None, repr=False)
     family: Family | None = dataclasses.field(default=None, repr=False)
+    by_guesses: tuple[Bound, ...] = dataclasses.field(default=(), repr=False)
     canaries: tuple[Array, Array] | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
@@ -84,19 +137,14 @@ class AuditResult:
         for mechanisms like the claimed one, if there is a family of them. One run proves a bound
         for any (ε, δ)-private mechanism, and one for mechanisms like the claimed one.
         """
-        found = []
-        seen = self.evidence
-        if isinstance(seen, OneRunGuesses):
-            found.append(self._by(seen, approximate_family(self.delta), "f-DP of (ε, δ)"))
-        else:
-            found.append(Bound(self.epsilon_lower_bound, "one threshold", "nothing"))
-        if seen is not None and self.family is not None:
-            found.append(self._by(seen, self.family, "f-DP of the claim"))
+        if self.by_guesses:
+            return self.by_guesses
+        found = [Bound(self.epsilon_lower_bound, "one threshold", "nothing")]
+        if self.evidence is not None and self.family is not None:
+            refuted = self.family.refuted(self.evidence.refutes)
+            bound = float(self.family.epsilon(refuted, self.delta))
+            found.append(Bound(bound, "f-DP of the claim", self.family.assumes))
         return tuple(found)
-
-    def _by(self, seen: TradeOffCurve | OneRunGuesses, family: Family, method: str) -> Bound:
-        epsilon = family.epsilon(family.refuted(seen.refutes), self.delta)
-        return Bound(float(epsilon), method, family.assumes)
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"
@@ -107,3 +155,45 @@ class AuditResult:
             f"at δ = {self.delta:g} with {100 * self.confidence:g} % confidence "
             f"({self.threat_model}, {self.attack}, {self.trials} trials): {verdict}"
         )
+
+
+def gaussian_family() -> Family:
+    """Returns the family of Gaussian mechanisms, by μ."""
+
+    def epsilon(mu: float, delta: float) -> float:
+        return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
+
+    return Family("a Gaussian mechanism", gaussian_trade_off, epsilon)
+
+
+def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
+    """Returns the family of the claimed mechanism of a run, with other noise.
+
+    The parameter is the factor by which the noise is *smaller* than the ledgers state; 1 is the
+    claim. Its trade-off function is that of `accounting.Guarantee`, a lower bound on the exact one.
+    So a refutation is valid. The ε of a parameter is an upper bound. It bounds the true ε from
+    below only if the price is exact: independent noise, under a `PoissonSampler` without
+    `max_batch_size`. Batches of a fixed size are priced by a dominating pair, and correlated noise
+    over randomly drawn examples as a Gaussian.
+    """
+    readings = read_ledgers(opt_state)
+    drawn = drawing_sampler(sampler, readings)
+    spent_event(readings, drawn, same_batches=True)  # raises before the first trial
+
+    def with_noise(less: float) -> Guarantee:
+        event = spent_event(readings, drawn, same_batches=True, noise=1 / less)
+        return Guarantee(event, drawn.neighboring_relation)
+
+    @functools.cache
+    def priced(less: float) -> TradeOff:
+        return with_noise(less).trade_off
+
+    def trade_off(less: float) -> TradeOff:
+        # Priced on request, since it takes a second for many steps.
+        name = "the claim" if less == 1 else f"the claim with noise / {less:.3g}"
+        return TradeOff(name, lambda rates: priced(less).curve(rates))
+
+    def epsilon(less: float, delta: float) -> float:
+        return with_noise(less).epsilon(delta) if less else 0.0
+
+    return Family("the claimed mechanism, with other noise", trade_off, epsilon, 1e-2, 16.0)

@@ -254,8 +254,8 @@ def _as_stated(result: auditing.AuditResult, run: _Audit) -> auditing.AuditResul
         return result
     claims = result.claimed, auditing.approximate_trade_off(stated, result.delta)
 
-    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.maximum(*(claim.curve(alpha, rest) for claim in claims))
+    def curve(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.maximum(*(claim.curve(alpha) for claim in claims))
 
     both = auditing.TradeOff(", and ".join(claim.name for claim in claims), curve)
     return dataclasses.replace(result, claimed_epsilon=stated, claimed=both)

@@ -1,6 +1,7 @@
 """Tests of privacy accounting against published values, closed forms and numerical integration."""
 
 import inspect
+import itertools
 import math
 import warnings
 
@@ -217,7 +218,7 @@ class TestCurve:
         [
             PoissonSampler(1438, 256, seed=0),
             FixedSizeSampler(1000, 100, seed=0),
-            RandomAllocationSampler(1000, 50, seed=0),
+            matrix.CyclicPoissonSampler(1000, 50, seed=0),
         ],
     )
     def test_never_below_epsilon_and_nondecreasing(self, sampler, accountant):
@@ -289,7 +290,6 @@ class TestRenyiDivergences:
         "design",
         [
             *({"sampling_probability": q} for q in (0.01, 0.5, 1.0)),
-            {"sampler": PoissonSampler(1000, 50, seed=0, max_batch_size=60)},
             {"sampler": FixedSizeSampler(1000, 50, seed=0)},
         ],
         ids=str,
@@ -387,11 +387,7 @@ class TestTruncation:
     def test_tight_truncation_raises_epsilon(self):
         sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=300)
         plain = planned_epsilon(**self.run, sampling_probability=256 / 50_000)
-        pld, rdp = (
-            planned_epsilon(**self.run, sampler=sampler, accountant=accountant)
-            for accountant in ("pld", "rdp")
-        )
-        assert 1.02 * plain < pld < rdp
+        assert planned_epsilon(**self.run, sampler=sampler) > 1.02 * plain
 
     def test_rare_truncation_is_subtracted_from_delta(self):
         q = 256 / 50_000
@@ -426,16 +422,15 @@ class TestTruncation:
         if sigma == 0.3:
             assert found == pytest.approx(15.0613, rel=1e-5)
 
-    @pytest.mark.parametrize(
-        "sampler", [PoissonSampler(1000, 50, seed=0), matrix.CyclicPoissonSampler(1000, 50, seed=0)]
-    )
-    def test_rdp_prices_truncation_that_delta_cannot_cover(self, sampler):
+    def test_rdp_refuses_truncation_that_delta_cannot_cover(self):
         # The default truncation has probability 5e-12 in this run.
         run = {"noise_multiplier": 8.0, "delta": 1e-13, "steps": 100}
-        found = planned_epsilon(sampler=sampler, accountant="rdp", **run)
-        plain = planned_epsilon(sampling_probability=0.05, accountant="rdp", **run)
-        assert plain < found < 1.5 * plain
-        assert planned_epsilon(sampler=sampler, **run) < found
+        sampler = PoissonSampler(1000, 50, seed=0)
+        with pytest.raises(ValueError, match="largest batch is full.*accountant='pld'"):
+            planned_epsilon(sampler=sampler, accountant="rdp", **run)
+        assert planned_epsilon(sampling_probability=0.05, **run) < planned_epsilon(
+            sampler=sampler, **run
+        )
 
     @pytest.mark.parametrize("largest", slow_but((1,), (1, 2, 4, 6)))
     def test_truncated_draw_reveals_no_more_than_priced(self, largest):
@@ -456,16 +451,11 @@ class TestTruncation:
         event = dpa.TruncatedSubsampledGaussianDpEvent(size, q, largest, sigma)
         ((plain, count),), paid, _ = events.without_truncation(events.parts_of(event))
         uncut = dpa.pld.PLDAccountant().compose(plain, count)
-        orders = np.array([1.5, 2.0, 4.0, 8.0])
-        for name, other in pairs.items():
-            curve = divergences(event, orders, name)
+        for other in pairs.values():
             for p, r in ((adding, other), (other, adding)):
                 for epsilon in (0.1, 1.0, 3.0):
                     shown = np.maximum(p - math.exp(epsilon) * r, 0).sum() * step
                     assert shown <= uncut.get_delta(epsilon) + paid
-                logs = np.log(p[:, None]) * orders - np.log(r[:, None]) * (orders - 1)
-                exact = np.log(np.exp(logs).sum(axis=0) * step) / (orders - 1)
-                assert np.all(exact <= curve + 1e-12)
         if largest == 1:  # far more than without truncation
             shown = np.maximum(adding - math.e * pairs["replace-special"], 0).sum() * step
             assert shown > 1.2 * uncut.get_delta(1.0)
@@ -546,16 +536,9 @@ class TestEdges:
         with pytest.warns(UserWarning, match="not below 1/N") as caught:
             accounting.calibrate(epsilon=1, delta=2e-3, sampler=sampler, steps=5, accountant="rdp")
         assert caught[0].filename == __file__
-        with pytest.warns(UserWarning, match="not below 1/N"):
-            accounting.calibrate(
-                **{"epsilon": 9, "delta": 3e-3, "noise_multiplier": 9, "dataset_size": 1000},
-                steps=2,
-                accountant="rdp",
-            )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             planned_epsilon(**run, delta=9e-4)
-            planned_epsilon(**run, delta=1e-3)  # warned of above
 
     def test_refuses_unsupported_events(self):
         gaussian = dpa.GaussianDpEvent(1.0)
@@ -619,47 +602,25 @@ class TestCalibration:
         assert 0.9998 * epsilon <= spent <= epsilon
         assert found == float(f"{found:.4e}")
 
-    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     @pytest.mark.parametrize(
-        "design",
+        ("accountant", "design"),
         [
-            {"sampling_probability": 0.01},
-            {"sampler": FixedSizeSampler(10_000, 100, seed=0)},
-            {"sampler": RandomAllocationSampler(10_000, 100, seed=0)},
+            *itertools.product(
+                ("pld", "rdp"),
+                (
+                    {"sampling_probability": 0.01},
+                    {"sampler": FixedSizeSampler(10_000, 100, seed=0)},
+                ),
+            ),
+            ("pld", {"sampler": RandomAllocationSampler(10_000, 100, seed=0)}),
         ],
         ids=str,
     )
-    def test_steps_are_the_most_that_fit(self, design, accountant):
+    def test_steps_are_the_most_that_fit(self, accountant, design):
         run = {"noise_multiplier": 4.4, "delta": DELTA, "accountant": accountant, **design}
         steps = accounting.calibrate(epsilon=1.5, **run)
         assert planned_epsilon(steps=steps, **run) <= 1.5
         assert planned_epsilon(steps=steps + 1, **run) > 1.5
-
-    @pytest.mark.parametrize(
-        ("dataset_size", "delta", "accountant"),
-        [
-            (50_000, DELTA, "pld"),
-            (50_000, DELTA, "rdp"),
-            # Truncation is part of δ, and a batch size off by 1 in 100,000 would be noticeable.
-            (10**6, 9e-7, "pld"),
-        ],
-    )
-    def test_batch_size_is_the_largest_that_fits(self, dataset_size, delta, accountant):
-        run = {"noise_multiplier": 4.4, "delta": delta, "steps": 500, "accountant": accountant}
-        size = accounting.calibrate(epsilon=2, dataset_size=dataset_size, **run)
-
-        def spent(batch_size):
-            return planned_epsilon(sampler=PoissonSampler(dataset_size, batch_size, seed=0), **run)
-
-        assert spent(size) <= 2 < spent(size + 1)
-
-    def test_generous_budget_allows_full_batches(self):
-        assert (
-            accounting.calibrate(
-                epsilon=10, delta=1e-4, noise_multiplier=5, dataset_size=1000, steps=3
-            )
-            == 1000
-        )
 
     @pytest.mark.parametrize("epsilon", [0, -1, math.inf, math.nan, "1e"])
     def test_bad_target(self, epsilon):
@@ -683,19 +644,13 @@ class TestCalibration:
             accounting.calibrate(
                 epsilon=5, delta=DELTA, noise_multiplier=math.inf, sampling_probability=0.5
             )
-        with pytest.raises(ValueError, match="at least .* which batch_size=1 .* got 0.5. Raise"):
-            accounting.calibrate(
-                epsilon=0.5, delta=1e-4, noise_multiplier=0.3, dataset_size=500, steps=500
-            )
 
     @pytest.mark.parametrize(
         "changes",
         [
             {"noise_multiplier": 1.0},
             {"steps": None},
-            {"dataset_size": 100},
             {"noise_multiplier": 1.0, "steps": None, "schedule": {0: 1.0}},
-            {"noise_multiplier": 1.0, "dataset_size": 100},
         ],
         ids=str,
     )

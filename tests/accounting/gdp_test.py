@@ -49,14 +49,12 @@ def test_stated_mu_bounds_all_epsilons_and_trade_offs():
     alone = accounting.Guarantee(made.event)
     epsilons = np.array([alone.epsilon(d) for d in deltas.tolist()])
     # The run spends these δ at these ε. The Gaussian together with δ must cover them.
-    assert np.all(
-        deltas * (1 - 1e-6) <= trade_off_functions._gaussian_deltas(mu, epsilons)[0] + delta
-    )
+    assert np.all(deltas * (1 - 1e-6) <= trade_off_functions._gaussian_deltas(mu, epsilons) + delta)
     curve = made.trade_off(RATES)
     assert np.all(curve >= stats.norm.cdf(stats.norm.ppf(1 - RATES) - mu) - delta - 3e-3)
     # Infinitely many small steps reach the μ of the central limit theorem; these steps exceed it.
     assert mu > 0.05 * math.sqrt(30 * math.expm1(1 / 4.0**2))
-    smaller = trade_off_functions._gaussian_deltas(0.9 * mu, epsilons)[0]
+    smaller = trade_off_functions._gaussian_deltas(0.9 * mu, epsilons)
     assert np.any(smaller + delta < deltas), "a smaller μ would also hold"
 
 

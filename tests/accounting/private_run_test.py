@@ -34,7 +34,11 @@ RUNS = {  # options of the plan, the key and the clip
     "adaptive clip": ({}, KEY, ADAPTIVE),
     "fixed point": ({"fixed_point": True}, CHACHA20, None),
     "correlated, fixed point": (CORRELATED | {"fixed_point": True}, KEY, dpoptax.l2_clip(1.0)),
-    "random allocation": ({"sampler": sampling.RandomAllocationSampler}, KEY, None),
+    "random allocation": (
+        {"sampler": sampling.RandomAllocationSampler, "accountant": "pld"},
+        KEY,
+        None,
+    ),
 }
 
 

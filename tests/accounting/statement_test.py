@@ -216,7 +216,7 @@ def test_stated_delta_is_below_one_over_n(size, delta):
     ("sampler", "accountant"),
     [
         (SAMPLER, "pld"),
-        (sampling.PoissonSampler(1000, 10, seed=0, max_batch_size=14), "rdp"),
+        (sampling.PoissonSampler(1000, 10, seed=0, max_batch_size=40), "rdp"),
         (sampling.FixedSizeSampler(1000, 10, seed=0), "rdp"),
         (sampling.RandomAllocationSampler(1000, 10, seed=0), "pld"),
         pytest.param(

@@ -7,12 +7,7 @@ import pytest
 from scipy import stats
 
 from dpoptax import accounting, auditing, sampling
-from dpoptax.auditing._exact_scores import (
-    extremes_p_value,
-    hypergeometric_tails,
-    mean_p_value,
-    spread_p_value,
-)
+from dpoptax.auditing._exact_scores import extremes_p_value, mean_p_value, spread_p_value
 from dpoptax.matrix import CyclicPoissonSampler
 
 N, B, STEPS = 2000, 64, 160
@@ -81,16 +76,6 @@ def test_p_values_of_small_counts_are_exact_or_conservative():
         assert stats.binom.sf(most - 1, 80, level) > 1e-5
 
 
-@pytest.mark.parametrize(("pool", "marked", "drawn"), [(20, 7, 5), (20, 13, 15), (3000, 900, 80)])
-def test_tails_equal_those_of_scipy(pool, marked, drawn):
-    counts = np.arange(max(0, drawn - pool + marked), min(drawn, marked) + 1)
-    terms = [np.full_like(counts, value) for value in (pool, marked, drawn)]
-    law = stats.hypergeom(pool, marked, drawn)
-    expected = law.sf(counts), law.pmf(counts), law.cdf(counts - 1)
-    for found, exact in zip(hypergeometric_tails(counts, *terms), expected, strict=True):
-        np.testing.assert_allclose(found, exact, rtol=1e-8, atol=1e-14)
-
-
 @pytest.mark.parametrize("p_value", [mean_p_value, spread_p_value, extremes_p_value])
 def test_combined_p_values_are_valid(p_value):
     scores = np.random.default_rng(0).normal(size=(2000, 50))
@@ -157,22 +142,22 @@ FAULTS = {
         "batches of 64 without replacement",
     ),
     "one seed for all epochs": (_same_seed_in_each_epoch, "the same batches again"),
-    "shards of hosts": (_shards_of_hosts, "a share of each shard in each batch"),
-    "hosts in turns": (_hosts_in_turns, "each batch from one shard of rows"),
+    "shards of hosts": (_shards_of_hosts, None),
+    "hosts in turns": (_hosts_in_turns, None),
     "in order": (
         lambda rng: [np.arange(i, i + B) % N for i in B * np.arange(STEPS)],
-        "batches of neighboring rows",
+        None,
     ),
-    "sorted by length": (_batches_by_length, "batches of similar lengths"),
+    "sorted by length": (_batches_by_length, None),
     "with replacement": (_repeat(lambda rng: rng.integers(0, N, B)), "batches with replacement"),
     "cut at 70": (
         _repeat(lambda rng: rng.permutation(_poisson(rng))[:70]),
         "Poisson samples cut to 70",
     ),
-    "sliding window": (_sliding_window, "consecutive batches that share records"),
+    "sliding window": (_sliding_window, None),
     "a group never drawn": (
         _repeat(lambda rng: _poisson(rng, N - 60)),
-        "groups of rows with rates of their own",
+        None,
     ),
     "too large a rate": (
         _repeat(lambda rng: _poisson(rng, rate=1.1 * B / N)),
@@ -189,7 +174,7 @@ def test_finds_fault_of_loader(name):
     report = auditing.check_batches(batches, dataset_size=N, claimed=CLAIM, lengths=lengths)
     assert report.impossible or report.findings[0].p_value < 1e-6
     assert report.alarm
-    assert report.closer.startswith(closer)
+    assert report.closer == closer or (closer and report.closer.startswith(closer))
     assert "NOT draws of it" in str(report)
 
 

@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 from sklearn import metrics
 
-import dpoptax
 from dpoptax import accounting, auditing
 
 RATES = (0.001, 0.01)
@@ -66,21 +65,6 @@ def test_curve_matches_scikit_learn():
     false, true, _ = metrics.roc_curve(labels, scores, drop_intermediate=False)
     np.testing.assert_allclose(report.roc(), [false, true])
     assert report.auc == pytest.approx(metrics.roc_auc_score(labels, scores))
-
-
-def test_report_writes_itself_and_the_statement(tmp_path, monkeypatch):
-    monkeypatch.setattr(auditing.MembershipReport, "plot", lambda self, path: path.touch())
-    plan = {"dataset_size": 1000, "batch_size": 50, "steps": 4, "noise_multiplier": 2.0}
-    found = dpoptax.PrivacyPlan(**plan).guarantee()
-    losses = _losses(1.0, 300)
-    for guarantee, statement in ((found, True), (found.trade_off, False)):
-        folder = tmp_path / str(statement)
-        report = auditing.membership_report(*losses, guarantee=guarantee)
-        report.write(folder)
-        assert (folder / "membership.txt").read_text("utf-8") == f"{report}\n"
-        assert (folder / "membership.png").exists()
-        assert (folder / "statement.txt").exists() == statement
-    assert (tmp_path / "True" / "statement.txt").read_text("utf-8") == found.statement()
 
 
 @pytest.mark.parametrize(

@@ -199,18 +199,22 @@ def test_small_epsilons_cost_at_most_all_trials(distribution, delta, mu, attack)
 
 
 @pytest.mark.parametrize("mean", [1.0, 3.0, 40.0])
-@pytest.mark.parametrize("shape", [-0.5, 0.0, 0.5, 1.0, 3.0, math.inf])
-def test_chances_are_those_of_the_law(mean, shape):
+@pytest.mark.parametrize("shape", selection.SHAPES.values())
+def test_slope_is_that_of_the_law(mean, shape):
     number = price.NumberOfTrials(mean, shape)
-    chances = number.chances(20_000)
-    none = math.exp(-mean) if math.isinf(shape) else 0.0
-    assert chances[0] == pytest.approx(none)
-    # The law of shape −0.5 has a heavy tail.
-    assert chances.sum() == pytest.approx(1, abs=1e-4)
-    assert np.arange(20_000) @ chances == pytest.approx(mean, rel=0.02)
+    chances = number.law.pmf(np.arange(20_000))
+    assert chances.sum() == pytest.approx(1)
+    assert np.arange(20_000) @ chances == pytest.approx(mean)
     w = np.array([0.5, 0.1])
     slopes = [(np.arange(1, 20_000) * (1 - x) ** np.arange(19_999)) @ chances[1:] for x in w]
     assert number.slope(w) == pytest.approx(np.array(slopes), rel=1e-6)
+
+
+def test_other_shapes_have_no_price():
+    event = dpa.dp_event.RepeatAndSelectDpEvent(RUN, mean=3.0, shape=0.5)
+    with pytest.raises(ValueError, match="does not support the event RepeatAndSelect"):
+        event_epsilon(event, DELTA)
+    assert event_epsilon(event, DELTA, accountant="rdp") > event_epsilon(RUN, DELTA)
 
 
 def test_a_curve_is_convex():

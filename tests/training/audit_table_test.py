@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dpoptax import auditing
+from dpoptax.auditing import _result
 from dpoptax.training import audit
 from dpoptax.training.cli.main import main
 from dpoptax.training.config import load_config
@@ -29,7 +30,7 @@ def _many_runs(mu):
         seconds=0.1,
         claimed=auditing.gaussian_trade_off(1.0),
         evidence=curve,
-        family=auditing.gaussian_family(),
+        family=_result.gaussian_family(),
     )
 
 

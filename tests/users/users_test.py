@@ -358,7 +358,7 @@ def test_epsilon_equals_that_of_sampling_users(kind):
     sampler = table.sampler(kind, batch_size=10, seed=0)
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
     state = after_releases(tx, jnp.zeros(2), 2)
-    spent = accounting.guarantee(state, sampler, accountant="rdp").epsilon(1e-4)
+    spent = accounting.guarantee(state, sampler).epsilon(1e-4)
     assert spent == planned_epsilon(
-        noise_multiplier=2.0, steps=2, sampler=kind(100, 10, seed=3), accountant="rdp", delta=1e-4
+        noise_multiplier=2.0, steps=2, sampler=kind(100, 10, seed=3), delta=1e-4
     )
