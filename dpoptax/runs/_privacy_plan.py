@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpoptax._pricing.checks import Accountant
 from dpoptax._pricing.noise_schedule import Schedule
@@ -191,6 +191,14 @@ class PrivacyPlan(PlanTerms):
             another sampler than that of the plan.
         """
         return continued(self, opt_state)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises for an unknown name, and says where a run has it."""
+        run = (
+            f". A plan is a value: start a use of it, `run = plan.new_run()`, and take `run.{name}`"
+        )
+        hint = run if name in ("noise", "batches", "draws") else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
 
 def _frozen(schedule: Mapping[int, float]) -> Mapping[int, float]:
