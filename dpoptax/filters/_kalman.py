@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from dpoptax._clipped_sum.clipped_sum import check_released
 from dpoptax._support.tree import PyTree, check_decays, check_stddev
 from dpoptax.filters._disk import corrected
-from dpoptax.filters._low_pass import mean_share
+from dpoptax.filters._doppler import mean_share
 
 
 def kalman_gain(*, noise_stddev: float, drift_stddev: float, hessian_stddev: float = 0.0) -> float:
