@@ -1,4 +1,4 @@
-"""Norms of per-example gradients, to choose a clipping bound on public examples."""
+"""Computes norms of per-example gradients, to choose a clipping bound on public examples."""
 
 from collections.abc import Callable
 

@@ -25,7 +25,7 @@ _REWRITTEN = re.compile("conv_general_dilated|select_and_scatter_add")
 _ORDERED = re.compile("(select_and_)?scatter(-(add|sub|mul)|_add)?|(bcoo|bcsr|coo|csr)_.*")
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
-BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
+MaskedSum: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
 
 # `sum(loss, points, examples)` returns the total and the auxiliary outputs at the first point. The
@@ -119,7 +119,7 @@ class BatchSum:
         return microbatch_rule(loss, rows, device_of(self.mesh).platform)
 
 
-def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
+def in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
     """Computes `sums` in a loop over micro-batches, to save memory.
 
         (Σ_k total_k, (aux_1, …, aux_n)),  where  total_k, aux_k = sums(batch_k, mask_k)
@@ -148,7 +148,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
     return _in_microbatches(_rewrite_for_xla(sums, private=False), microbatch_size)
 
 
-def _in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
+def _in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
     if microbatch_size is None:
         return sums
     check_microbatch_size(microbatch_size)
@@ -165,7 +165,7 @@ def _in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
 
             batch = jax.tree.map(pad, batch)
             mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
-        # A plain sum reads and writes less than a compensated one.
+        # `layout_rounding` covers a plain sum of few parts, which reads and writes less.
         few = len(mask) // microbatch_size <= block_sums.FLOAT_TOTALS
         kinds = (
             microbatching.AccumulationType.SUM if few else _COMPENSATED_SUM,
@@ -232,6 +232,7 @@ _COMPENSATED_SUM = microbatching.Accumulator(
     init=_zeros,
     update=_add,
     finalize=lambda carry: jax.tree.map(jnp.add, *carry),
+    # Only `micro_vmap` aggregates. It is not used here.
     aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
 )
 

@@ -37,7 +37,7 @@ _GPUS = ("cuda", "rocm")
 # Primitives of `jax.experimental.sparse`.
 _SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 _SUMS = (lax.scatter_add_p, lax.scatter_sub_p)
-# Sums of a power of two of numbers keep this many bits of the largest, and the sign.
+# By dtype: the bits that a sum of integers may fill, and the bits of an update that are kept.
 _BITS = {np.dtype(np.float32): (30, 32), np.dtype(np.float64): (62, 62)}
 
 
@@ -157,6 +157,7 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     shared = _gather(eqn, largest, indices)
     infinite = [updates == jnp.inf, updates == -jnp.inf]
     # Scaled by the entry's exponent, so that the largest update has `bits` bits before the point.
+    # An update with biased exponent e is below 2^(e - maxexp + 2).
     rest = _ldexp(jnp.where(jnp.isfinite(updates), updates, 0.0), bits + kind.maxexp - 2 - shared)
     total, sums = jnp.zeros_like(operand, wide), []
     for i in range(max(2, math.ceil(needed / bits))):

@@ -22,7 +22,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     losses on one batch, one record can change each of them by C. For several losses, give
     `clipped_grad` one loss that returns their sum. Its gradient is clipped as one vector.
 
-    To cover rounding, each call multiplies the total by 1 − τ, with τ = 1.01 · 2⁻²² B for B
+    To cover rounding, a total of several sums is multiplied by 1 − τ, with τ = 1.01 · 2⁻²² B for B
     examples (docs/developers/bound.md). Pass all parts in one call.
 
     Args:

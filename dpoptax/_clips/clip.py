@@ -135,7 +135,7 @@ class UnitClip(Clip):
         return 1.0
 
     def factors(self, norms: jax.Array) -> jax.Array:
-        """Clamps the norm to 1 after rounding."""
+        """Returns min(1, 1/‖u‖), below 1 only if rounding made an encoding longer than 1."""
         return jnp.minimum(1.0, 1.0 / norms)
 
 

@@ -213,6 +213,7 @@ def per_layer_clip(clips: PyTree) -> PerLayerClip:
     flat = tuple(_flat_clip(clip) for clip in given)
     if not jax.tree_util.treedef_is_leaf(layers):
         return PerLayerClip(flat, layers)
+    # Raises here if the bound of a single clip cannot be split, not only at the first step.
     _split_bound(flat[0], 1)
     return PerLayerClip(flat, None)
 

@@ -1,4 +1,4 @@
-"""Chooses how the norm and the sum of each parameter's gradients are computed.
+"""Defines how the norm and the sum of each parameter's gradients are computed.
 
 Gradients of a parameter are either represented by factors (`Product`) or formed. For a dense layer
 `x @ w + b`, `w` is a `Product` with one `PlannedUse` and the method "outer", and `b` is formed.
@@ -167,7 +167,7 @@ class Plan:
     is_pulled: bool = False
 
 
-def fixed_sides(plan: Plan) -> tuple[frozenset[int], frozenset[int]]:
+def unweighted_sides(plan: Plan) -> tuple[frozenset[int], frozenset[int]]:
     """Returns the uses whose operand must be finite, and those whose cotangent must be.
 
     The sum does not multiply it by coefficients, and an example that adds nothing has a coefficient
@@ -202,6 +202,7 @@ def choose_product_method(members: list[PlannedUse], examples: int, points: int)
     if any(member.use.rule.is_lookup for member in members):
         # A one-hot factor makes inner products cheap and the formed gradient sparse.
         return "outer" if method == "outer" else "gram"
+    # An outer product with fixed terms is no outer product: its norm needs inner products.
     return "gram" if terms and method != "keep" else method
 
 

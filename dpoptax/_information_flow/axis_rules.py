@@ -344,7 +344,7 @@ _WINDOWS = """
     reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
     select_and_scatter_add
 """
-_CUMULATIVE_PRIMITIVES = "cumlogsumexp cummax cummin cumprod cumsum split"
+_ALONG_AXIS_PRIMITIVES = "cumlogsumexp cummax cummin cumprod cumsum split"
 _SCATTERS = "scatter scatter-add scatter-max scatter-min scatter-mul"
 _MATRIX_PRIMITIVES = "cholesky geqrf householder_product lu triangular_solve"
 _AXIS_RULES: dict[str, AxisRule] = {
@@ -352,7 +352,7 @@ _AXIS_RULES: dict[str, AxisRule] = {
     **dict.fromkeys(
         [*_REDUCTIONS.split(), "argmax", "argmin"], functools.partial(_drop_axes, name="axes")
     ),
-    **dict.fromkeys(_CUMULATIVE_PRIMITIVES.split(), functools.partial(_keep_unless, name="axis")),
+    **dict.fromkeys(_ALONG_AXIS_PRIMITIVES.split(), functools.partial(_keep_unless, name="axis")),
     **dict.fromkeys(("concatenate", "sort"), functools.partial(_keep_unless, name="dimension")),
     **dict.fromkeys(_WINDOWS.split(), _window),
     **dict.fromkeys(_SCATTERS.split(), _scatter),

@@ -206,6 +206,7 @@ class Derivations:
                 return self.source_array(key), index, True
             case ("random_split", _, (key,), _):
                 return self.source_array(key), None, True
+            # A slice that `LoopLabels.enter` gave to a turn of a loop.
             case (_, "part" | "other part", _, array):
                 return self._entry(array, None)
             case (str(name), parameters, (array, *indices), place) if name in _SELECTION_PRIMITIVES:

@@ -59,8 +59,8 @@ _IDENTITY_PRIMITIVES = {
 # Data that a clip expects at its entry and at its exit.
 _MARK_CONTENT = {EXAMPLES: Content.PRIVATE, CLIPPED: Content.EXAMPLES}
 _JOIN_CAUSES = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
-# Data outside of a clip. Combined examples of this kind are on no path to a release, and neither is
-# a computation with a clipped sum, except the noise.
+# Private or clipped data that an operation combines are no longer on a path to a release, except by
+# the noise.
 _LEFT = Content.PRIVATE | Content.CLIPPED
 # Operations that run a program once whenever they run.
 _SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
@@ -380,6 +380,7 @@ class LabelFollower:
                 now, (results, after) = after, turn(after, False)
         # Inside a loop that is itself followed without recording, draws are judged later.
         before = self._draws.count()
+        # Ends with `break`. Without judging, the labels above are the result.
         while judged:
             # The second turn may have changed the labels. Its draws are then judged again.
             self._draws.forget(before)

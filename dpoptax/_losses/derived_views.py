@@ -119,6 +119,7 @@ def find_nonlinear(value: DerivedValue) -> str:
         new = [v for v in before if v.leaves and v not in seen]
         seen.update(new)
         stack.extend(new)
+    # Any of the names will do. The largest does not depend on the order of the set.
     return max(found, default="")
 
 

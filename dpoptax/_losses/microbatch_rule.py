@@ -38,6 +38,7 @@ def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
     types[: loss.parameters] = program.in_avals[: loss.parameters]
     axes = [None if i < loss.parameters else 0 for i in range(len(types))]
     two = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(program), axes))(*types)
+    # A batch of two adds the results of one example. Results that examples share stay as they are.
     each = _bytes_of_results(two) - _bytes_of_results(program)
     arrays = [*program.jaxpr.invars[: loss.parameters], *program.jaxpr.constvars]
     shared = sum(map(_bytes, arrays)) + _bytes_of_results(program) - each

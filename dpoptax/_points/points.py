@@ -19,7 +19,7 @@ import optax
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
 
-_KNOWN, _REFERENCE, _FLAGS = 1, 2, 2
+_KNOWN, _REFERENCE, _FLAG_BITS = 1, 2, 2
 
 
 @jax.tree_util.register_dataclass
@@ -197,7 +197,7 @@ def points_code(tracked: TrackIteratesState | None, followed: ReferenceState | N
     # Adding 0.0 makes −0.0 positive.
     texts = [[(c + 0.0).hex() for c in np.trim_zeros(row, "b")] for row in rows]
     checked = zlib.crc32(f"points/1 {len(rows)} {texts}".encode())
-    return checked >> _FLAGS << _FLAGS | _KNOWN | _REFERENCE * (followed is not None)
+    return checked >> _FLAG_BITS << _FLAG_BITS | _KNOWN | _REFERENCE * (followed is not None)
 
 
 def fits(tracker: "TrackIteratesState | ReferenceState", code: int) -> bool:
@@ -206,7 +206,7 @@ def fits(tracker: "TrackIteratesState | ReferenceState", code: int) -> bool:
         return True
     if isinstance(tracker, ReferenceState):
         return bool(code & _REFERENCE)
-    return code >> _FLAGS == points_code(tracker, None) >> _FLAGS
+    return code >> _FLAG_BITS == points_code(tracker, None) >> _FLAG_BITS
 
 
 AT_PARAMETERS = points_code(None, None)

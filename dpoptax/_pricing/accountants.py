@@ -140,6 +140,7 @@ def _curves(
     # Denser at small ε, where the error rates of a test take all sizes.
     epsilons = most * np.linspace(0, 1, points) ** 1.5
     deltas = composition.deltas_by_direction(pairs or [], interval, epsilons)
+    # `epsilon_of` has proved this δ at the last ε.
     deltas[:, -1] = np.minimum(deltas[:, -1], least_delta)
     deltas = np.minimum(deltas + overflow, 1.0)
     for values in (epsilons, deltas):

@@ -205,7 +205,7 @@ def allocation_event(
         return dpa.NonPrivateDpEvent()
     block = period // participations
     exactly_once = participations == 1
-    lowest, highest = random_allocation.MULTIPLIERS
+    lowest, highest = random_allocation.AMPLIFIED_MULTIPLIERS
 
     def part(released: int) -> Event:
         if block == 1 or noise_multiplier < lowest:
@@ -253,7 +253,7 @@ def banded_allocation_event(
     shifted = [float(np.dot(column[d:], column[: len(column) - d])) for d in range(len(column))]
     inner = noise_multiplier / math.sqrt(shifted[0])
     edge = noise_multiplier / math.sqrt(shifted[0] + max(shifted[1:], default=0.0))
-    lowest, highest = random_allocation.MULTIPLIERS
+    lowest, highest = random_allocation.AMPLIFIED_MULTIPLIERS
     if not lowest <= edge <= inner <= highest:
         return None
     sums = RandomAllocationDpEvent(inner, slots, slots, edge if periods > 1 else None)

@@ -39,7 +39,7 @@ from dpoptax._pricing.importance_sampling import (
     best_proposal,
     draw,
 )
-from dpoptax._pricing.random_allocation import MULTIPLIERS
+from dpoptax._pricing.random_allocation import AMPLIFIED_MULTIPLIERS
 
 FAILURE, RESERVED = 1e-6, 1e-2
 # The largest ε that is searched. Exponentials of larger values might overflow.
@@ -86,7 +86,7 @@ def epsilon_of(
             "'replace_one'."
         )
     known = bounded(event.bound)
-    lowest, highest = MULTIPLIERS
+    lowest, highest = AMPLIFIED_MULTIPLIERS
     if event.overflow >= delta or not lowest <= event.noise_multiplier <= highest:
         return known
     run = Run(event.chain, event.column, event.steps, event.noise_multiplier)

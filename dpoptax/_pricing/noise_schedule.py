@@ -22,6 +22,7 @@ class Schedule(Mapping[int, float]):
       items_given: pairs of a first step and a multiplier.
     """
 
+    # Not `items`, which is a method of `Mapping`.
     items_given: tuple[tuple[int, float], ...]
 
     def __getitem__(self, first: int) -> float:

@@ -34,7 +34,7 @@ _BULK, _END = 8.5, 37.0
 _TAIL = np.arange(_BULK + 0.5, _END + 1)
 _KNOTS = np.arange(-_END, _END + 0.25, 0.25)
 # Amplification is not computed for less noise. More noise counts as the upper limit.
-MULTIPLIERS = (0.25, 1e5)
+AMPLIFIED_MULTIPLIERS = (0.25, 1e5)
 # Mass that the ends of the grid may lose.
 _NEGLIGIBLE = 1e-22
 
@@ -61,6 +61,7 @@ def ratio_law(
     """
     single = _single(sigma, points)
     total = single
+    # Doubles the number of terms, and adds one more where a bit below the leading one is set.
     for bit in bin(steps if edge is None else steps - 2)[3:]:
         total = _sum(total, total, points)
         if bit == "1":

@@ -68,6 +68,7 @@ class Shake256:
         """Returns an independent uniform number in range(bound) for each bound."""
         each = bounds.astype(np.uint64)
         # Words at or above the last multiple of the bound would make small numbers more likely.
+        # In unsigned arithmetic, -n % n is 2⁶⁴ mod n.
         most = ~(-each % each)
         while True:
             words = self.words(len(each))

@@ -60,9 +60,9 @@ def correlated_noise(
 ) -> optax.GradientTransformation:
     """Adds noise that is correlated across steps, instead of `gaussian_noise`.
 
-        release_t = (Σ_ξ clip(g(ξ)) + σ C (M⁻¹ Z)_t) / B,    Z_t ~ N(0, I)
+        release_t = (Σ_ξ clip(g(ξ)) + σ C (A⁻¹ Z)_t) / B,    Z_t ~ N(0, I)
 
-    M is the matrix of `strategy`, σ = `noise_multiplier`, C is the sensitivity of the clip, and B =
+    A is the matrix of `strategy`, σ = `noise_multiplier`, C is the sensitivity of the clip, and B =
     `batch_size`. Input: a `ClippedSum`. Output: a mean, in the dtype of `params` if `update` gets
     them. Z_t is drawn with `fold_in(key, t)`. With one band this is `gaussian_noise`.
 
@@ -209,7 +209,7 @@ def _zeros(like: PyTree) -> PyTree:
 
 
 def _buffering(noising: "StreamingMatrix") -> _Noising:
-    """Computes (M⁻¹ Z)_t from Z_t and buffers of earlier steps."""
+    """Computes (A⁻¹ Z)_t from Z_t and buffers of earlier steps."""
 
     def next_fn(
         zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
@@ -226,7 +226,7 @@ def _buffering(noising: "StreamingMatrix") -> _Noising:
 
 
 def _redrawing(weights: tuple[float, ...]) -> _Noising:
-    """Computes (M⁻¹ Z)_t = Σ_i w_i Z_{t−i}, drawing each Z again from its step's key.
+    """Computes (A⁻¹ Z)_t = Σ_i w_i Z_{t−i}, drawing each Z again from its step's key.
 
     Unrolling the loop would compile every draw and could hold all draws in memory.
     """

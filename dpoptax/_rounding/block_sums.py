@@ -219,6 +219,8 @@ def _rounding_above(examples: int, block: int, largest_summand: float) -> float:
         for n in (examples, -(-2 * examples // 3))
     )
     loop = _loop_rounding(-(-examples // lengths[0]), examples, largest_summand)
+    # 2.8 is (n + 1)/2 - 1/n for n = `_PLAIN_SUMS`. Longer loops stay within the limit, or carry
+    # their rounding errors along.
     turns = max(min(loop, _LEVEL_LIMIT), 2.8 * one_sum)
     return max(levels, in_chunk + one_sum, turns)
 

@@ -39,7 +39,7 @@ from dpoptax._support.tree import widen
 from dpoptax._support.xla import check_settings, keeps_order, materialize
 
 # M for up to 256 terms. Training does not reach it: docs/developers/bound.md has measurements.
-_LARGEST_RATIO = 2.0**5
+_USUAL_RATIO = 2.0**5
 # The unit roundoff of float32.
 UNIT_ROUNDOFF = 2.0**-24
 # XLA may set results below 2^-126 to zero. This is an upper bound of the loss of a square.
@@ -77,7 +77,8 @@ def largest_ratio(terms: int) -> float:
     """
     root = math.sqrt(terms)
     longest = min(2.0 * root, 2.0**19 / max(1, terms))
-    return 1.0 if terms <= 1 else min(8.0 * root, max(_LARGEST_RATIO, longest))
+    # S/n of few terms rarely exceeds 8 √terms, and a smaller M allows longer blocks.
+    return 1.0 if terms <= 1 else min(8.0 * root, max(_USUAL_RATIO, longest))
 
 
 def check_rounding(tau: float) -> None:

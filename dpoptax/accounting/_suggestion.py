@@ -9,7 +9,8 @@ from dpoptax._support.rounded import epsilon_text
 from dpoptax.accounting._calibration import calibrate
 from dpoptax.sampling import PoissonSampler
 
-# Smaller batches are never suggested, and their prices take long to compute.
+# After this many options, the search ends at this excess: smaller batches only add noise, and their
+# prices take long to compute.
 _FEWEST, _LARGEST_EXCESS = 4, 0.5
 
 

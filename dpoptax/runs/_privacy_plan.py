@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpoptax.matrix._participation import Strategy
 
 
-_LEFT_OVER = 1e4
+_LARGEST_MULTIPLIER = 1e4
 """The largest noise multiplier of a run next to other events. No step learns under such noise."""
 
 
@@ -103,6 +103,7 @@ class PrivacyPlan(PlanTerms):
         made = _make_sampler(sampler, dataset_size, batch_size)
         given = {"noise_multiplier": noise_multiplier, "delta": delta, "also": other_events(also)}
         terms = {"steps": steps, "strategy": strategy, "accountant": accountant}
+        # A frozen dataclass with its own `__init__` cannot assign its fields.
         self.__dict__.update(given, sampler=made, fixed_point=fixed_point, **terms)
         if strategy is not None:
             self._check_strategy(strategy)
@@ -123,7 +124,7 @@ class PrivacyPlan(PlanTerms):
             )
         terms = {"steps": self.steps, **self._terms}
         sigma = calibrate(epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms)
-        if self.also and sigma > _LEFT_OVER:
+        if self.also and sigma > _LARGEST_MULTIPLIER:
             raise ValueError(
                 f"`epsilon` must leave a budget to the run, got {epsilon}, of which the events in "
                 f"`also` spend nearly all: the noise multiplier would be {sigma:.3g}. `epsilon` is "

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+# Names of `runs` are imported on first use, because a run on one host compares no digests.
 from dpoptax import runs
 from dpoptax._pricing.privacy_event import PrivacyEvent, composed
 from dpoptax._random.keys import (

@@ -79,7 +79,8 @@ class Sampler(abc.ABC):
     """The further numbers of `describe`."""
     _counts: ClassVar[dict[str, str]] = {}
     """Further fields that are integers of at least 1, each with the remedy of its error."""
-    # What states the law of the draws: a class that draws in its own way defines one of each.
+    # Each group names methods that state the law of the draws. A class that draws in its own way
+    # defines one of each group.
     _stated_by: ClassVar[tuple[tuple[str, ...], ...]] = (("dp_event",),)
 
     def __init_subclass__(cls, **options: object) -> None:

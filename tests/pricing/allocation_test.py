@@ -237,7 +237,7 @@ class TestPrice:
         made = allocation_event(0.2, 10, period=10, participations=1, overflow=1e-3)
         assert price(made, "rdp") == pytest.approx(price(dpa.GaussianDpEvent(0.2), "rdp"))
         large = allocation_event(1e8, 10, period=10, participations=1, overflow=0)
-        assert large.event.noise_multiplier == random_allocation.MULTIPLIERS[1]
+        assert large.event.noise_multiplier == random_allocation.AMPLIFIED_MULTIPLIERS[1]
         assert isinstance(
             allocation_event(1e-4, 10, period=10, participations=1, overflow=0),
             dpa.NonPrivateDpEvent,

@@ -240,6 +240,7 @@ def tau_of_parts(whole: WholeBatch, roundings: Iterable[block_sums.Rounding], ad
     """Returns τ of sums, if up to `added` of them are added to each entry."""
     own = block_sums.tau(whole, roundings, shared=added > 1)
     room = block_sums.parts_rounding(added, whole.examples)
+    # The sums that are added are off by up to τ themselves: τ = own + room (1 + τ).
     return (own + room) / (1.0 - room)
 
 

@@ -141,6 +141,7 @@ def record_point(
     by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
     (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
     formed = [use.index for use in formed_uses]
+    # Not materialized, so that the compiler may drop these factors once the gradients are formed.
     passing = [{i: arrays.pop(i) for i in formed} for arrays in (operands, cotangents)]
     operands, cotangents, gradients = materialize((operands, cotangents, gradients))
     return PointRecord(outputs, operands | passing[0], cotangents | passing[1], gradients)
@@ -224,6 +225,8 @@ def weighted_pairs(use: Use, records: Records, differences: bool) -> list[Weight
     weights = records.points.weights
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
+    # Σ_j w_j o_j ⊗ c_j = o_0 ⊗ Σ_j w_j c_j + Σ_{j>0} w_j (o_j - o_0) ⊗ c_j. Equal operands have no
+    # differences, so one pair is left.
     if not use.operand_varies or (differences and not lookup):
         total = weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):

@@ -24,7 +24,7 @@ from dpoptax._clips.clip import Clip
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.factor_products import FactoredGradients
 from dpoptax._ghost_clipping.make_plan import make_plan
-from dpoptax._ghost_clipping.plan import fixed_sides
+from dpoptax._ghost_clipping.plan import unweighted_sides
 from dpoptax._ghost_clipping.records.record_points import record_points
 from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
@@ -89,7 +89,7 @@ def ghost_clipped_sum(
         examples.inputs,
         factor_dtype=factor_dtype,
         formed_uses=plan.formed_uses,
-        finite=fixed_sides(plan),
+        finite=unweighted_sides(plan),
         early=not cancel,
     )
     groups = clip.groups(points.points[0])
@@ -193,9 +193,11 @@ def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..
 
     The traces are kept for this call only.
     """
+    # A new function object, because `jit` shares traces among calls with the same function.
     traced = jax.jit(functools.partial(function), **options)
 
     def call(factored: FactoredGradients, *args: Any) -> Any:
+        # `MeasuredTerm` is not a pytree, so `jit` cannot take it.
         return (function if factored.terms else traced)(factored, *args)
 
     return call

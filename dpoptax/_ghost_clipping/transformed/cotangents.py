@@ -118,6 +118,7 @@ class OuterSum:
 
     def times(self, y: jax.Array) -> "OuterSum":
         scale = y if self.scale is None else materialize(self.scale * y)
+        # `known` is kept: its keys contain the id of the scale.
         return dataclasses.replace(self, scale=scale)
 
     def total(self, axes: Iterable[int]) -> FixedTerm:
@@ -229,6 +230,7 @@ class OuterSum:
             # A side that is summed in part would no longer be a factor.
             if len(flags) > 1:
                 raise NotFactoredError
+            # A side of size 1 has no flags, and counts as summed.
             found.append(flags != {False})
         if not (found[1] or found[2]):
             raise NotFactoredError

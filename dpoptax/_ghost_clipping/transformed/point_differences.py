@@ -162,6 +162,7 @@ def _join_terms(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:
     first = points[0]
     found = [FixedTerm(first.basis, functools.reduce(operator.add, [t.weights for t in points]))]
     if first.basis is not None:
+        # The program decides whether a basis is `None`, so it is the same at all points.
         others = ((t.basis, t.weights) for t in points[1:] if t.basis is not None)
         found += [FixedTerm(materialize(basis - first.basis), weights) for basis, weights in others]
     return found

@@ -226,6 +226,7 @@ class _PullBack:
             source = [next(places, None) if n != 1 else None for n in shape]
             if [n for n in shape if n != 1] != [n for n in g.shape if n != 1]:
                 raise NotFactoredError
+            # Outer products keep their axes. They would refuse `None` for an axis of size 1.
             if g.outers and list(shape) == list(g.shape):
                 source = list(range(rank))
         self.accumulate(operand, g.permuted(source))
