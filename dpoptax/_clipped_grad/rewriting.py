@@ -124,6 +124,7 @@ def _rewrite_inside(eqn: JaxprEqn, rule: Rule, constants: Constants) -> JaxprEqn
         )
         if isinstance(param, ClosedJaxpr):
             return made
-        return param if made.consts else made.jaxpr  # a bare jaxpr cannot hold constants
+        assert not made.consts  # a bare jaxpr cannot hold them, and no replacement makes any
+        return made.jaxpr
 
     return eqn.replace(params={name: rewrite(param) for name, param in eqn.params.items()})

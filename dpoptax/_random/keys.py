@@ -1,5 +1,6 @@
 """Draws, checks and derives noise keys."""
 
+import functools
 import numbers
 import os
 from collections.abc import Sequence
@@ -167,6 +168,7 @@ def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
     return _generator(key).split(key, numbers)
 
 
+@functools.partial(jax.jit, static_argnums=1)  # outside of `jit`, each operation would compile
 def two_words(key: jax.Array, number: int) -> jax.Array:
     """Returns two words of the key for a number. They do not reveal the key itself."""
     if _is_chacha20(key):
