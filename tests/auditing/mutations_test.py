@@ -191,7 +191,7 @@ def test_catches_poisson_accounting_of_shuffled_batches():
 
     poisson = result(sampling.PoissonSampler(records, 1, seed=0), trials=300)
     assert not poisson.violated, poisson
-    shuffled = result(sampling.ShuffledSampler(records, 1, seed=0), trials=1_200)
+    shuffled = result(sampling.ShuffledSampler(records, 1, seed=0), trials=6_000)
     assert shuffled.violated, (shuffled, poisson)
 
 

@@ -28,7 +28,6 @@ from dpoptax.training import (
     classification,
     compare,
     config_of,
-    load_configs,
     load_params,
 )
 from dpoptax.training.classifier import MLP
@@ -571,6 +570,6 @@ def test_killed_sweep_resumes(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = {path: path.stat().st_mtime_ns for path in workdir.glob("trials/*.json")}
-    results = run_sweep(load_configs(tmp_path / "tiny.py"), sweep(workdir), progress=False)
+    subprocess.run([*command, *options], cwd=tmp_path, check=True, capture_output=True)
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert len(results.trials) == 4
+    assert len(list(workdir.glob("trials/*.json"))) == 4
