@@ -69,6 +69,13 @@ def test_plots_one_rate_and_one_seed(drawn):
     assert _texts(left) == ["80.0", "81.0   +1.0"]
 
 
+def test_every_score_is_inside_the_axes(drawn):
+    (axes,) = drawn(_results([f"method {i}" for i in range(12)])).get_axes()
+    low, high = axes.get_xlim()
+    for line in axes.lines:
+        assert low <= min(line.get_xdata()) <= max(line.get_xdata()) <= high
+
+
 def test_title_omits_epsilon_without_privacy(drawn):
     results = dataclasses.replace(_results(["Non-private"]), delta=None)
     assert "without privacy" in drawn(results).get_suptitle()

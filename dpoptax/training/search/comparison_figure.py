@@ -45,7 +45,6 @@ def _plot_scores(axes: Axes, results: ComparisonResult) -> None:
         # A method that hardly learns is drawn at the edge, to keep the scale readable.
         low = min(float(np.median([values.mean() for values in scores])) - 15, first.min() - 2)
         low, digits = max(low, min(float(values.min()) for values in scores) - 1), 1
-        axes.set_xlim(left=low - 0.5)
     for row, values in enumerate(scores):
         color = _color(methods, row)
         shown = np.maximum(values, low)
@@ -59,6 +58,8 @@ def _plot_scores(axes: Axes, results: ComparisonResult) -> None:
         elif row != baseline:
             text += f"   {signed(values.mean() - first.mean(), digits)}"
         axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    if low > -math.inf:  # after the points, because it ends the automatic scale on the right
+        axes.set_xlim(left=low - 0.5)
     axes.set_yticks(range(len(methods)), [_short(method) for method in methods], fontsize=9)
     for row, name in enumerate(axes.get_yticklabels()):
         name.set_color(_color(methods, row))
