@@ -113,7 +113,7 @@ def sum_clipped(
     describes the batch over all micro-batches and devices; `None` means this batch.
     """
     grads = clip.encode(grads, reference)
-    # On a grid each summand is rounded alone: `sensitivity_on_grid` adds √d g/2 to the bound.
+    # On a grid, summands are rounded before the sum: `sensitivity_on_grid` adds √d g/2.
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
     add = block_sums.sum_weighted if grid is None else functools.partial(_sum_steps, grid)

@@ -11,7 +11,7 @@ other costs, the chosen method may be slower.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -134,8 +134,7 @@ class Product:
     @property
     def terms(self) -> int:
         """Returns the number of fixed terms added to the products."""
-        counts = [member.pull_back_counts for member in self.members]
-        return sum(each.terms for each in counts if each is not None)
+        return _fixed_terms(self.members)
 
     @property
     def layout(self) -> FactorLayout:
@@ -196,14 +195,19 @@ def choose_product_method(members: list[PlannedUse], examples: int, points: int)
     _, rows, columns = members[0].layout.sizes
     segments = [member.segments(points) for member in members]
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
-    terms = Product(tuple(members), "", ()).terms
+    terms = _fixed_terms(members)
     fixed = points if terms else 0
     method = choose_method(examples, positions, rows, columns, segments=sum(segments), fixed=fixed)
     if any(member.use.rule.is_lookup for member in members):
         # A one-hot factor makes inner products cheap and the formed gradient sparse.
         return "outer" if method == "outer" else "gram"
-    # An outer product with fixed terms is no outer product: its norm needs inner products.
+    # With fixed terms, the gradient has further products, so its norm needs inner products.
     return "gram" if terms and method != "keep" else method
+
+
+def _fixed_terms(members: Sequence[PlannedUse]) -> int:
+    counts = [member.pull_back_counts for member in members]
+    return sum(each.terms for each in counts if each is not None)
 
 
 def choose_method(

@@ -145,7 +145,7 @@ def information_flow(
     gives the ε of the releases. Time, memory, and Python outside of `fn` are not covered, nor are
     objects that `fn` writes to, arrays that it closes over (`closed_over`), and private arguments
     that are not named. A host function (`pure_callback`) sees the values that it is called with.
-    What is written to a `jax.Ref` counts as shown.
+    Writing to a `jax.Ref` counts as showing.
 
     Args:
       fn: the step, with or without `jax.jit`; or any other function of arrays.

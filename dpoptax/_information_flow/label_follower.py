@@ -179,7 +179,7 @@ class LabelFollower:
             return self.follow(inner[0], read, around)
         if "callback" in name or name in ("check", "debug_print", "outfeed"):
             self.note(name, self._line(), join_labels((around, *read)))
-        # Others may read what is written to a reference. Those inside a kernel have no such label.
+        # Other code may read a reference, except one inside a kernel, which has no such label.
         references = [x for v, x in zip(eqn.invars, read, strict=True) if is_reference(v)]
         if name != "get" and any(Content.REFERENCE in label.holds for label in references):
             self.note("jax.Ref", self._line(), join_labels((around, *read)))

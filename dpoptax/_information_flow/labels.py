@@ -126,7 +126,7 @@ def shown_kind(holds: Content, in_stage: bool = False) -> str:
         return "private"
     if Content.SECRET in holds:
         return "secret" if in_stage else "private"
-    # What is written to a reference is shown, so only releases can be read from it.
+    # A write to a reference counts as shown, so a reference holds only releases.
     return "released" if holds & (Content.RELEASED | Content.REFERENCE) else "public"
 
 

@@ -103,7 +103,7 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
       tree: finite sums, or integers that count g. Entries beyond 2³⁰ g are clamped, which does not
         increase the distance of two sums.
       stddev: positive.
-      key: a key for this release alone.
+      key: a key that only this release uses.
       step: g, a power of two, from `grid`.
 
     Raises:

@@ -141,7 +141,7 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> NoiseState:
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     refused, points = jnp.zeros([], jnp.uint32), jnp.zeros([], jnp.uint32)
-    # The second zero stands for the checksum, which `_signed` computes.
+    # `_signed` replaces the second zero by the checksum.
     imprint = Imprint(values, _fingerprint(key), refused, refused, points)
     return NoiseState(count, _copy_key(key), mechanism, _signed(count, imprint))
 

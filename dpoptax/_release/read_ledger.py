@@ -120,7 +120,7 @@ def read_ledgers(opt_state: PyTree) -> LedgerReadings:
     """Returns the ledgers of a run, or of each run of an ensemble.
 
     Raises:
-      ValueError: there is no ledger, or `ledgers` raises it.
+      ValueError: the state has no ledger, or `ledgers` raises it.
     """
     if is_ensemble(opt_state):
         runs = runs_of(opt_state)

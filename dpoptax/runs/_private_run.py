@@ -58,7 +58,7 @@ class PrivateRun:
     continue. The run itself cannot be copied or pickled: both copies would add the same noise. A
     ChaCha20 key makes noise and batches cryptographic.
 
-    Privacy: `guarantee` holds for a run that adds `noise` to sums of clipped gradients of its own
+    Privacy: `guarantee` holds for a run that adds `noise` to sums of clipped gradients from its
     `batches`, each used for one release. Keep the run as secret as the data.
 
     Attributes:

@@ -215,7 +215,7 @@ class Sampler(abc.ABC):
         return shake256(self.seed, type(self).__name__, key)
 
     def _keep(self, key: int, draw: Callable[[tuple[int, Any] | None], Any]) -> Any:
-        """Returns what is drawn for a key, which is kept until another key is drawn.
+        """Returns the result for a key, and keeps it until another key is drawn.
 
         `draw` gets the last key with its result. It must return the same for the same key: each
         sampler keeps one result for speed only, and runs may take turns.

@@ -17,9 +17,9 @@ class CyclicPoissonSampler(CutSampler):
 
     The records are assigned to groups of g = ⌊N/cycle_length⌋ in a random order, which the sampler
     keeps. Step t draws each record of group t mod cycle_length independently with probability B/g.
-    Two possible participations of a record are cycle_length steps apart, as correlated noise
-    requires (`dpoptax.matrix`). If B = g, every record takes part in every turn of its group: the
-    batches have a fixed order, without amplification. cycle_length = 1 is Poisson sampling.
+    A record can take part only in every cycle_length-th step, as correlated noise requires
+    (`dpoptax.matrix`). If B = g, every record takes part in every turn of its group: the batches
+    have a fixed order, without amplification. cycle_length = 1 is Poisson sampling.
 
     Up to cycle_length − 1 leftover records are never drawn. A draw larger than `padded_size` is cut
     to a uniformly random subset. A step is cut with probability 10^-12, which is accounted for.

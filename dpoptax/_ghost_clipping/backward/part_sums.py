@@ -122,7 +122,7 @@ class PartSums:
         for leaf, weighing, arrays in zip(
             self._program.opaque, weighings[first:], given[first:], strict=True
         ):
-            # No rounding of its own: `block_sums.tau` includes that of formed gradients.
+            # `block_sums.tau` already includes the rounding of formed gradients.
             local = functools.partial(sum_formed, weighing, Rounding())
             opaque[leaf] = self._devices.add(local, self._specs[leaf])(gradients[leaf], arrays)
         return self._join(sums, opaque), outputs

@@ -10,9 +10,6 @@ import numpy as np
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 
-NO_LABEL = -1
-"""Label of a token that the loss and the metrics ignore, such as padding."""
-
 Split = dict[str, np.ndarray]
 """`{"inputs": (N, ...), "labels": (N, ...)}`: the leading axis counts examples."""
 
