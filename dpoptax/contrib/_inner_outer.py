@@ -20,13 +20,14 @@ def inner_outer(
     parameters.
 
     Args:
-      length: k, at least 1.
+      length: k, from 1 to 100.
       beta: β in [0, 1], the inner momentum.
       momentum: the outer momentum, in [0, 1).
       accumulator_dtype: the dtype of the outer momentum. Defaults to that of the parameters.
 
     Raises:
-      ValueError: `length` is below 1, β is outside [0, 1], or `momentum` is outside [0, 1).
+      ValueError: `length` is not from 1 to 100, β is outside [0, 1], or `momentum` is outside
+        [0, 1).
 
     Source: Xiao et al., 2023, as described in DP-PMLF ("Mitigating Clipping Bias").
 

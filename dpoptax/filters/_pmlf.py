@@ -34,7 +34,7 @@ def pmlf(
     k − 1 + max(len(a), len(b) − 1) copies of the parameters. Time: k gradients per example.
 
     Args:
-      length: k, at least 1. The defaults of k and β are those of the paper's experiments.
+      length: k, from 1 to 100. The defaults of k and β are those of the paper's experiments.
       beta: β in [0, 1].
       b: feed-forward coefficients b_0, b_1, … `None` means b and a of the paper's experiments on
         MNIST-like data, `dpoptax.filters.preset("pmlf-mnist")`. For CIFAR-like data the paper uses
@@ -46,8 +46,8 @@ def pmlf(
       An `optax.GradientTransformation`; `update` needs `params`.
 
     Raises:
-      ValueError: `length` is below 1, β is outside [0, 1], `dpoptax.low_pass` does not accept the
-        filter, or `a` is given without `b`.
+      ValueError: `length` is not from 1 to 100, β is outside [0, 1], `dpoptax.low_pass` does not
+        accept the filter, or `a` is given without `b`.
 
     Source: "Enhancing DPSGD via Per-Sample Momentum and Low-Pass Filtering" (DP-PMLF), Algorithm 1.
 
@@ -63,8 +63,8 @@ def pmlf(
 def momentum_weights(length: int, beta: float) -> list[float]:
     """Returns the nonzero weights of β^0, …, β^{k−1}."""
     check_known(length=length, beta=beta)
-    if not (isinstance(length, int) and length >= 1):
-        raise ValueError(f"`length` must be an integer of at least 1, got {length}.")
+    if not (isinstance(length, int) and 1 <= length <= 100):  # The rows have length² entries.
+        raise ValueError(f"`length` must be an integer from 1 to 100, got {length}.")
     if not 0.0 <= beta <= 1.0:
         raise ValueError(f"`beta` must be in [0, 1], got {beta}.")
     return [beta**i for i in range(length if beta > 0 else 1)]

@@ -123,7 +123,8 @@ def test_any_config_file(text, tmp_path_factory):
         ("audit", str(DIGITS / "dp_sgd.py"), "--confidence", "2"),
         ("audit", str(DIGITS / "dp_sgd.py"), "--trials", "-1"),
         ("audit", f"{GEODP}:a/sigma-1/geodp_1-2048"),
+        ("train", str(DIGITS / "pmlf.py"), "--length", "300000"),
     ],
 )
-def test_bad_audits(arguments):
+def test_bad_commands(arguments):
     assert _run(*arguments) == 2
