@@ -1,4 +1,4 @@
-"""Times training steps with a large table, with dense and with selected rows.
+"""Times training steps with a large table, of which all rows are trained, or few.
 
 `python -m benchmarks tables` trains a small recommender. Its prediction for an example is a linear
 function of the mean of the rows that the example looks up. The output is the time and memory of a
@@ -6,7 +6,6 @@ step for several table sizes:
 
 - `dense` adds noise to all rows and writes all of them.
 - `vocabulary` trains the rows that were chosen before the run.
-- `selected` trains the rows that noisy counts choose in each step.
 
 Every cell runs in a separate process. Compilation is not included.
 """
@@ -31,7 +30,7 @@ from dpoptax.training.run.records import markdown_table
 
 PyTree: TypeAlias = Any
 
-WAYS = ("dense", "vocabulary", "selected")
+WAYS = ("dense", "vocabulary")
 
 
 @dataclass
@@ -47,9 +46,7 @@ class Tables:
     items: int = 16
     """Rows that an example looks up."""
     capacity: int = 1024
-    """Maximum number of trained rows, k."""
-    threshold: float = 64.0
-    """Threshold of noisy counts, τ, in examples of a batch."""
+    """Number of trained rows of the vocabulary, k."""
     steps: int = 20
     """Timed steps; the median counts."""
 
@@ -72,7 +69,7 @@ def main(chosen: Tables) -> str:
 
 def measure(chosen: Tables) -> tuple[str, ...]:
     """Returns times of a step, memory kept between steps, and temporary memory."""
-    ways = {"dense": dense, "vocabulary": vocabulary, "selected": selected}
+    ways = {"dense": dense, "vocabulary": vocabulary}
     step, state = ways[chosen.ways[0]](chosen)
     batch = some_batch(chosen)
     compiled = jax.jit(step, donate_argnums=0).lower(state, *batch).compile()
@@ -142,37 +139,6 @@ def vocabulary(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
     whole = some_params(chosen)
     params = {**whole, "table": tables.take_rows(whole["table"], rows)}
     return step, (whole["table"], params, tx.init(params))
-
-
-def selected(chosen: Tables) -> tuple[Callable[..., PyTree], PyTree]:
-    """Returns a step that selects the rows that it trains, and its initial state."""
-    selection = tables.RowSelection(
-        table_size=chosen.sizes[0],
-        capacity=chosen.capacity,
-        threshold=chosen.threshold,
-        rows_per_example=chosen.items,
-    )
-    clip = tables.row_selecting_clip(dpoptax.l2_clip(1.0), selection)
-    noise = tables.row_selecting_noise(
-        clip, noise_multiplier=1.0, batch_size=chosen.batch_size, key=jax.random.key(0)
-    )
-    tx = optax.chain(noise, optax.sgd(0.1))
-    grad_fn = tables.selected_grad(loss_fn, clip, where=table_of)
-
-    def step(state: PyTree, lookups: jax.Array, targets: jax.Array) -> PyTree:
-        params, opt_state = state
-        found = grad_fn(opt_state, params, (lookups, targets))
-        updates, opt_state = tx.update(found.sum, opt_state, found.params)
-        rows = found.rows.rows
-        return tables.apply_updates(params, updates, rows, where=table_of), opt_state
-
-    params = some_params(chosen)
-    return step, (params, tx.init(params))
-
-
-def table_of(params: dict[str, Any]) -> Any:
-    """Returns the table among the parameters."""
-    return params["table"]
 
 
 def optimizer(chosen: Tables) -> optax.GradientTransformation:

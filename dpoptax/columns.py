@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpoptax import _pricing
 from dpoptax._clipped_sum.clipped_sum import trust_clipped
 from dpoptax._clips.clip import l2_clip
-from dpoptax._random.keys import check_noise_key
+from dpoptax._random.keys import check_noise_key, words_of
 from dpoptax._release.fixed_point import fixed_point_grid
 from dpoptax._release.gaussian import gaussian_noise
-from dpoptax.tables._vocabulary import event_of_release
 from dpoptax.users import UserTable
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def release_counts(
     means, _ = jax.jit(noise.update)(clipped, noise.init(total))
     counts = {name: size * np.asarray(means[name], np.float64) for name in places}
     event = dataclasses.replace(
-        event_of_release(noise_multiplier, key),
+        _pricing.privacy_event.release_event(noise_multiplier, words_of(key)),
         unit="example" if users is None else "user",
         owners=None if users is None else users.owners,
     )

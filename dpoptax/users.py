@@ -29,7 +29,6 @@ from numpy.typing import ArrayLike
 from dpoptax._pricing.checks import integer, seed_integer
 from dpoptax._support.tree import PyTree, kind_of
 from dpoptax.sampling import Sampler
-from dpoptax.tables._lookups import TrainedRows
 
 __all__ = ["UserSample", "UserTable", "per_user_loss"]
 
@@ -39,12 +38,6 @@ def __dir__() -> list[str]:
 
 
 _Sampler = TypeVar("_Sampler", bound=Sampler)
-
-_SELECTED = (
-    "`params` must not have a table whose rows are selected in each step. Padding of a user may "
-    "hold records of others, whose lookups would be counted as the user's. Select a vocabulary "
-    "once with dpoptax.tables.select_rows, whose lookups are (users, …)."
-)
 
 
 class UserSample(NamedTuple):
@@ -250,8 +243,7 @@ def per_user_loss(
 
     Raises:
       ValueError: `reduction` is unknown. At the call: records or mask have other shapes.
-      TypeError: at the call, the mask is not bool, `loss_fn` does not return a scalar, or
-        `dpoptax.tables.selected_grad` selects rows of a table.
+      TypeError: at the call, the mask is not bool, or `loss_fn` does not return a scalar.
 
     >>> import dpoptax
     >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
@@ -268,8 +260,6 @@ def per_user_loss(
         params: PyTree, user: tuple[PyTree, ArrayLike], key: jax.Array | None = None
     ) -> PyTree:
         records, mask = _checked_user(user)
-        if any(isinstance(leaf, TrainedRows) for leaf in jax.tree.leaves(params)):
-            raise TypeError(_SELECTED)
         # Padding is replaced by the user's first record, with weight zero. Padding often holds data
         # of others. Zero times an infinite derivative there would be NaN, so the user's
         # contribution would depend on others.

@@ -66,7 +66,7 @@ def pytest_collection():
 # Docstring examples that take seconds. Quick tests cover each of these functions as well.
 _LONG_EXAMPLES = {
     "accumulate", "augmented", "calibrate", "canary_gradient", "information_flow",
-    "searched_canary", "select_rows", "selected_grad", "statement",
+    "searched_canary", "select_rows", "statement",
 }  # fmt: skip
 
 

@@ -61,8 +61,6 @@ def methods():
     buffered = matrix.BufferedToeplitz((0.5,), (0.4,), steps=_STEPS)
     sphere = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
     adaptive = dpoptax.contrib.adaptive_clip(1.0)
-    rows = dpoptax.tables.RowSelection(table_size=9, capacity=3, threshold=8.0)
-    selecting = dpoptax.tables.row_selecting_clip(clip, rows)
     return {
         "DP-SGD": (clip, white),
         "DP-SGD, `fixed_point`": (
@@ -87,10 +85,6 @@ def methods():
             dpoptax.contrib.adaptive_gaussian_noise(adaptive, **release, key=key),
         ),
         "`hyperspherical_clip`": (sphere, white),
-        "`row_selecting_clip`": (
-            selecting,
-            dpoptax.tables.row_selecting_noise(selecting, **release, key=key),
-        ),
         "correlated noise, 2 bands": (clip, banded),
         "correlated noise, buffered": (
             clip,
@@ -112,25 +106,10 @@ def state_of(clip, transform):
     """Returns the state of the chain after a few releases."""
     params = {"w": jnp.ones(3)}
     state = transform.init(params)
-    if clip.selects:
-        return _state_of_rows(clip, transform)
     grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p["w"] * x), clip)
     for _ in range(_STEPS):
         clipped = grad_fn(dpoptax.gradient_points(state, params), jnp.ones((_B, 3)))
         _, state = transform.update(clipped, state, params)
-    return state
-
-
-def _state_of_rows(clip, transform):
-    """Returns the state of a chain that trains the rows of a table."""
-    table, batch = jnp.ones((clip.selection.table_size, 3)), (jnp.ones(_B, int), jnp.ones(_B))
-    grad_fn = dpoptax.tables.selected_grad(
-        lambda p, x: x[1] * jnp.sum(dpoptax.tables.look_up(p, x[0])), clip, where=lambda p: p
-    )
-    state = transform.init(table)
-    for _ in range(_STEPS):
-        found = grad_fn(state, table, batch)
-        _, state = transform.update(found.sum, state, found.params)
     return state
 
 

@@ -79,13 +79,6 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
 def _check_alike(parts: list[ClippedSum]) -> None:
     """Raises an error if sums are not of disjoint parts of one batch, clipped in the same way."""
     first = parts[0].terms
-    if first.clip.selects:
-        raise ValueError(
-            "Sums with selected rows cannot be added, because the rows of each sum were selected "
-            "separately, with the same noise. Pass the whole batch to "
-            "`dpoptax.tables.selected_grad(..., microbatch_size=...)`, or select rows once with "
-            "`dpoptax.tables.select_rows`."
-        )
     for i, part in enumerate(parts):
         terms = part.terms
         if (terms.clip, terms.grid) != (first.clip, first.grid):

@@ -37,15 +37,13 @@ class Encoding:
       by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
         clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A clip that
         encodes in another way needs per-example gradients.
-      own_stage: the name of the only noise stage for the clip, which keeps its reference or
-        accounts for more than the noise; `None` for any stage.
-      selects: whether rows of a table were released for the sum.
+      own_stage: the name of the only noise stage for the clip, which keeps its reference; `None`
+        for any stage.
     """
 
     encodes: ClassVar[bool] = False
     by_norms: ClassVar[bool] = False
     own_stage: ClassVar[str | None] = None
-    selects: ClassVar[bool] = False
 
     def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
         """Encodes gradients, leaves (B, …), before they are scaled; here the identity.

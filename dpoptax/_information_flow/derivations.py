@@ -125,10 +125,6 @@ class Derivations:
         yield
         self._reached = before
 
-    def source(self, number: Hashable) -> Hashable:
-        """Returns the number of the key that a key is derived from, or `None` if unknown."""
-        return self._derived(self.source_array(number))[0]
-
     def _differ(self, one: Hashable, other: Hashable, single: bool) -> bool:
         if one is None or other is None:
             return False

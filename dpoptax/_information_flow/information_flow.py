@@ -24,8 +24,8 @@ class Shown:
     """Describes one array that a function returns, or passes to Python while it runs.
 
     Attributes:
-      path: its place in the result, such as `[1][0].count`; or the name of the callback; or
-        `jax.Ref` if the function writes to one; or `selected rows` for those that no update counts.
+      path: its place in the result, such as `[1][0].count`; the name of the callback; or
+        `jax.Ref` if the function writes to one.
       kind: one of four.
 
         - "public": it depends on no private data and on no secret.
@@ -60,9 +60,6 @@ class InformationFlow:
       redrawn: the lines that may draw noise by a key that draws noise elsewhere. Examples are two
         calls of `update` with one state, each turn of a loop, or each device of a `jax.shard_map`.
         The difference of two such releases has no noise.
-      uncounted: the lines that select rows of a table by `dpoptax.tables.selected_grad` for a
-        release whose `update` the function may not call. No ledger then has them, and `private`
-        lists them, whether they are shown or not.
       clamped: for each line that gathers private rows by secret indices, the number of rows that
         it clamps the indices to. It must be the N of the sampler. With fewer rows, the last one
         would fill the places of the missing ones. `PrivacyPlan.batches` checks the number.
@@ -72,7 +69,6 @@ class InformationFlow:
     closed_over: tuple[str, ...]
     joined: tuple[str, ...]
     redrawn: tuple[str, ...]
-    uncounted: tuple[str, ...]
     clamped: tuple[str, ...]
 
     @property
@@ -103,8 +99,6 @@ class InformationFlow:
             table += f"\nexamples are joined in front of a clip: {', '.join(self.joined)}"
         if self.redrawn:
             table += f"\nnoise may be drawn a second time: {', '.join(self.redrawn)}"
-        if self.uncounted:
-            table += f"\nrows are selected that no update counts: {', '.join(self.uncounted)}"
         if self.clamped:
             table += f"\nindices are clamped to N rows, check N: {', '.join(self.clamped)}"
         if self.closed_over:
@@ -123,9 +117,7 @@ def information_flow(
     `fn` is traced and not run. A value is private if one of its operands is. The branches of a
     `cond` and the rounds of a `while_loop` depend on their conditions. A clipped sum becomes a
     release in a noise stage of this package (`gaussian_noise`, `correlated_noise`, …) that adds
-    noise and has a guarantee. It stays private with `noise_multiplier=0` or `geodp`. Rows that
-    `dpoptax.tables.selected_grad` selects are private unless `fn` also calls the `update` that
-    counts them.
+    noise and has a guarantee. It stays private with `noise_multiplier=0` or `geodp`.
 
     A clip bounds the contribution of one row of a batch. This is the contribution of one example
     only if each row belongs to one example, so rows are followed as well. An operation may combine
@@ -203,8 +195,6 @@ def information_flow(
         for label in _labels(arg, functools.partial(follower.number, "argument", number), holds)
     ]
     results = follower.follow(traced.jaxpr, list(map(typed_label, given, traced.jaxpr.invars)))
-    for line in follower.uncounted:
-        follower.note("selected rows", line, Label(Content.PRIVATE))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
 
     def shown_as(path: str, label: Label, of: bool, kind_of: str, where: str) -> Shown:
@@ -219,13 +209,7 @@ def information_flow(
         )
     ]
     seen = [shown_as(name, label, False, "", line) for (name, line), label in follower.seen.items()]
-    found = (
-        follower.closed_over,
-        follower.joined,
-        follower.redrawn,
-        follower.uncounted,
-        follower.clamped,
-    )
+    found = follower.closed_over, follower.joined, follower.redrawn, follower.clamped
     return InformationFlow((*shown, *seen), *map(tuple, found))
 
 

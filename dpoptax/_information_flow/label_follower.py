@@ -31,7 +31,7 @@ from dpoptax._information_flow.labels import (
     join_labels,
 )
 from dpoptax._information_flow.loop_labels import LoopLabels, manual_axes, varying_axes
-from dpoptax._information_flow.noise_draws import NoiseDraws, RowSelections
+from dpoptax._information_flow.noise_draws import NoiseDraws
 from dpoptax._information_flow.source_lines import (
     quoted_line,
     source_line,
@@ -42,13 +42,11 @@ from dpoptax._pricing.checks import is_hashable
 from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
 from dpoptax._support.marks import (
     CLIPPED,
-    COUNTED,
     EXAMPLES,
     FOLDED,
     NOISE,
     RELEASE,
     SEALED,
-    SELECTED,
 )
 
 # Operations that return their operands.
@@ -62,8 +60,6 @@ _JOIN_CAUSES = {EXAMPLES: "an argument without a row for each example", CLIPPED:
 # Private or clipped data that an operation combines are no longer on a path to a release, except by
 # the noise.
 _LEFT = Content.PRIVATE | Content.CLIPPED
-# Operations that run a program once whenever they run.
-_SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
 _SECOND_TURN = "another turn of a loop"
 # Maps the labels of a loop's operands to those of a turn's results, and of the operands after it.
 _FollowTurn: TypeAlias = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
@@ -94,7 +90,6 @@ class LabelFollower:
         self._derivations = Derivations()
         self.number = self._derivations.number
         self._draws = NoiseDraws(self._derivations)
-        self._selections = RowSelections(self._derivations)
         # For each release, the axes along which keys differ: axes of a jax.vmap, and mesh axes.
         self._keys: dict[Hashable, frozenset[Hashable]] = {}
         # The equation being followed, after its enclosing ones and the branches they took.
@@ -104,11 +99,6 @@ class LabelFollower:
     def note(self, name: str, where: str, label: Label) -> None:
         """Records that a value is shown other than as a result."""
         self.seen[name, where] = join_labels((self.seen.get((name, where), label), label))
-
-    @property
-    def uncounted(self) -> dict[str, None]:
-        """The lines that select rows for a release that may not be counted, each once."""
-        return self._selections.uncounted
 
     def follow(
         self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL
@@ -220,14 +210,9 @@ class LabelFollower:
             apart = apart.union(("jax.vmap", axis) for axis in mapped)
         if name == NOISE:
             self._keys[clip] = apart
-            self._selections.draw(clip, label.number)
             again = self._draws.repeats(label.number, here, single=not mapped)
         elif name == RELEASE and label.has_data:  # several releases would share one noise
             again = not apart <= self._keys.get(clip, apart)
-        elif name == SELECTED:
-            self._selections.select(clip, self._optional_scopes(), self._line())
-        elif name == COUNTED:
-            self._selections.count(clip, self._optional_scopes())
         if again:
             self.redrawn[self._line()] = None
             holds, left = after.holds | Content.PRIVATE, after.left or self._line(quoted_line)
@@ -246,15 +231,6 @@ class LabelFollower:
         """Returns an identity of a run, equal for equal public inputs and new noise."""
         numbers = ["data" if label.has_data else label.number for label in read]
         return self._computation(eqn, numbers) or self._path()
-
-    def _optional_scopes(self) -> ProgramPath:
-        """Returns the enclosing loops, branches and unknown calls, which may not run once."""
-        return tuple(
-            id(each)
-            for each in self._within[:-1]
-            if isinstance(each, Jaxpr)
-            or (isinstance(each, JaxprEqn) and each.primitive.name not in _SINGLE_RUN_CALLS)
-        )
 
     def _path(self) -> ProgramPath:
         return tuple(map(id, self._within))

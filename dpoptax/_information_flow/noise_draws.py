@@ -1,13 +1,10 @@
-"""Records the noise draws of a program: two by one key, and rows that no release counts."""
+"""Records the noise draws of a program: two by one key."""
 
 import contextlib
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from dpoptax._information_flow.derivations import Derivations, ProgramPath
-
-Selection: TypeAlias = tuple[Hashable, ProgramPath]
-"""The number of a release's key, and the loops and branches around the selection."""
 
 
 class _NoiseDraw(NamedTuple):
@@ -76,43 +73,3 @@ class NoiseDraws:
         pairs = zip(here, there, strict=False)
         apart = next(({one, another} for one, another in pairs if one != another), None)
         return apart is not None and not apart <= self._branches
-
-
-class RowSelections:
-    """Records the selections so far, and the releases that were counted.
-
-    Both are identified by the key that drew noise last at their place. The key of a selection is
-    derived from the key of its release.
-    """
-
-    def __init__(self, derivations: Derivations) -> None:
-        self._derivations = derivations
-        self._keys: dict[ProgramPath, Hashable] = {}
-        self._lines: dict[Selection, str] = {}
-        self._counted: set[Selection] = set()
-
-    def draw(self, place: ProgramPath, key: Hashable) -> None:
-        """Records that noise is drawn at a place, by the key with this number."""
-        self._keys[place] = key
-
-    def select(self, place: ProgramPath, around: ProgramPath, line: str) -> None:
-        """Records a selection by the noise drawn there, within these loops and branches."""
-        self._lines.setdefault((self._derivations.source(self._keys.get(place)), around), line)
-
-    def count(self, place: ProgramPath, around: ProgramPath) -> None:
-        """Records that the release with the noise drawn there is counted."""
-        key = self._derivations.source_array(self._keys.get(place))
-        if key is not None:
-            self._counted.add((key, around))
-
-    def _is_counted(self, selection: Selection) -> bool:
-        """Returns whether a selection belongs to a release that is surely counted."""
-        # A count outside of some of these loops and branches runs whenever the selection does.
-        key, around = selection
-        return any((key, around[:n]) in self._counted for n in range(len(around) + 1))
-
-    @property
-    def uncounted(self) -> dict[str, None]:
-        """The lines of uncounted selections, each once, in order."""
-        lines = self._lines.items()
-        return {line: None for selection, line in lines if not self._is_counted(selection)}

@@ -7,6 +7,8 @@ from typing import Protocol, TypeAlias, TypeVar
 import dp_accounting as dpa
 
 from dpoptax._pricing.checks import Unit
+from dpoptax._pricing.events import noisy_sum_event
+from dpoptax._support.fingerprints import key_fingerprint
 
 T = TypeVar("T")
 
@@ -86,6 +88,12 @@ class PrivacyEvent:
                 "releases, such as sampler.dp_event(noise_multiplier, steps); an ε does not "
                 "determine them."
             )
+
+
+def release_event(noise_multiplier: float, key_words: bytes) -> PrivacyEvent:
+    """Returns the event of one release of all data, with the noise of a key."""
+    event = noisy_sum_event(noise_multiplier, 1)
+    return PrivacyEvent(event, keys=frozenset([key_fingerprint(key_words)]))
 
 
 class HasEvent(Protocol):

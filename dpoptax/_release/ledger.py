@@ -27,7 +27,7 @@ _MIN_STDDEV = 2.0**-100
 # changes.
 _DRAWN = {False: "box_muller_spread/3", True: "discrete_gaussian/3"}  # by `fixed_point`
 # Reasons for refused releases, one bit each.
-OTHER_ROWS, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
+OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8
 # The largest count in an int32. Beyond it, the count and the noise would repeat.
 _MAX_RELEASES = np.iinfo(np.int32).max
 
@@ -170,37 +170,22 @@ def check_state(state: NoiseState, mechanism: Mechanism) -> None:
         )
 
 
-def refusals(state: NoiseState, mechanism: Mechanism, own_rows: jax.Array | np.bool_) -> jax.Array:
-    """Returns the reasons to refuse a release, including earlier reasons.
+def refusals(state: NoiseState, mechanism: Mechanism) -> jax.Array:
+    """Returns the reasons to refuse a release with a stage's mechanism, including earlier reasons.
 
     The reasons are bits of a uint32; 0 for none.
-
-    Args:
-      state: the state before the release.
-      mechanism: the stage's mechanism.
-      own_rows: whether the rows of the sum, if any were selected, were selected for this release.
     """
-    found = _refusals(state.count, state.key, state.imprint, _values(mechanism), own_rows)
+    found = _refusals(state.count, state.key, state.imprint, _values(mechanism))
     return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
 def refusals_so_far(state: NoiseState) -> int:
     """Returns the bits of the reasons to refuse further releases, 0 for none."""
-    found = _read_refusals(
-        state.count, state.key, state.imprint, _values(state.mechanism), np.bool_(True)
-    )
-    return int(found)
+    return int(_read_refusals(state.count, state.key, state.imprint, _values(state.mechanism)))
 
 
-def _refusals(
-    count: jax.Array,
-    key: jax.Array,
-    imprint: Imprint,
-    values: np.ndarray,
-    own_rows: jax.Array | np.bool_,
-) -> jax.Array:
+def _refusals(count: jax.Array, key: jax.Array, imprint: Imprint, values: np.ndarray) -> jax.Array:
     sound = {
-        OTHER_ROWS: own_rows,
         OTHER_MECHANISM: jnp.all(imprint.values == values),
         OTHER_KEY: jnp.all(imprint.key == _fingerprint(key)),
         EDITED: imprint.check == _check(count, imprint.values, imprint.key, imprint.refused),

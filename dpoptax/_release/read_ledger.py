@@ -13,7 +13,6 @@ from dpoptax._release.ledger import (
     EDITED,
     OTHER_KEY,
     OTHER_MECHANISM,
-    OTHER_ROWS,
     TOO_MANY,
     Mechanism,
     NoiseState,
@@ -25,7 +24,6 @@ from dpoptax._support.fingerprints import key_fingerprint
 from dpoptax._support.tree import PyTree, strip_variables
 
 _REASONS = {
-    OTHER_ROWS: "its rows were selected for another release",
     OTHER_MECHANISM: "its arrays belong to another mechanism, because they were restored into a "
     "chain with another noise multiplier, schedule, batch size, strategy or sampler",
     OTHER_KEY: "its key is not the key that it was created with",

@@ -5,7 +5,6 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum, check_clipped_sum
 from dpoptax._clips.clip import Clip
@@ -33,7 +32,6 @@ def release(
     *,
     on_grid: bool = False,
     clip: Clip | None = None,
-    belongs: Callable[[ClippedSum], jax.Array] | None = None,
 ) -> tuple[PyTree, tuple[PyTree, Extra], State]:
     """Checks a clipped sum, adds a stage's noise, and counts the release.
 
@@ -50,8 +48,6 @@ def release(
       on_grid: whether the noise is for sums of integers on a grid.
       clip: the only geometry that the stage adds noise for; `None` for all but those with their own
         stage.
-      belongs: returns whether the sum's rows were selected for this release. `None` except for the
-        stage whose price includes the selection.
 
     Returns:
       The release; the pair of the mean before decoding and the extra value; and the next state.
@@ -75,9 +71,9 @@ def release(
         )
     check_scale(mechanism, terms.clip.sensitivity)
     check_state(state, mechanism)
-    own_rows = np.bool_(True) if belongs is None else belongs(clipped)
-    # `belongs` reads arrays of the clipped sum. Without the mark, they would count as private here.
-    refused = mark_released(refusals(state, mechanism, own_rows), mechanism)
+    # The reasons depend on the key only by whether its fingerprint is right. Without the mark, they
+    # would count as secret.
+    refused = mark_released(refusals(state, mechanism), mechanism)
     mean, extra = noisy_mean(clipped, mark(fold_in(state.key, state.count), NOISE))
     mean = mark_released(_nan_where(refused != 0, mean), mechanism)
     decoded = clipped.decode(mean)

@@ -28,12 +28,6 @@ NOISE = "dpoptax.noise"
 RELEASE = "dpoptax.release"
 """Marks values that have the guarantee of a noise stage."""
 
-SELECTED = "dpoptax.selected"
-"""Marks a first part of a release, and its key. The noise stage counts it later."""
-
-COUNTED = "dpoptax.counted"
-"""Marks the rest of that release. The noise stage counts both parts as one."""
-
 SEALED = "dpoptax_sealed_arrays"
 """The name of the functions that seal and unseal arrays, from operands to results in order."""
 

@@ -97,9 +97,8 @@ def test_equal_keys_are_refused_wherever_events_meet():
 
 def test_vocabulary_and_run_need_different_keys():
     lookups = jnp.arange(3000) % 3
-    selection = tables.RowSelection(table_size=100, capacity=10, threshold=500.0)
     choose = functools.partial(
-        tables.select_rows, lookups, selection=selection, noise_multiplier=20.0
+        tables.select_rows, lookups, table_size=100, vocabulary_size=10, noise_multiplier=20.0
     )
     plan = plan_of()
     for key, fine in ((KEYS[0], False), (KEYS[1], True)):

@@ -187,7 +187,8 @@ def test_events_without_a_relation_take_that_of_the_run():
     lookups = jnp.arange(3000) % 3
     vocabulary = tables.select_rows(
         lookups,
-        selection=tables.RowSelection(table_size=100, capacity=10, threshold=500.0),
+        table_size=100,
+        vocabulary_size=10,
         noise_multiplier=20.0,
         key=jax.random.key(3),
     )

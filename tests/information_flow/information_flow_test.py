@@ -14,7 +14,7 @@ from flax import nnx
 from jax.experimental import checkify
 
 import dpoptax
-from dpoptax import information_flow, matrix, tables
+from dpoptax import information_flow, matrix
 from dpoptax._random.keys import two_words
 from dpoptax._release import gaussian
 from dpoptax._support import marks as _marks
@@ -1029,104 +1029,6 @@ def test_accepts_clip_and_noise():
 )
 def test_stage_without_guarantee_releases_nothing(noise):
     assert "[0]" in paths(flow_of(noise=noise).private)
-
-
-SELECTING = tables.row_selecting_clip(
-    CLIP, tables.RowSelection(table_size=50, threshold=8.0, capacity=20, rows_per_example=2)
-)
-SELECTED = tables.row_selecting_noise(SELECTING, **NOISE)
-TABLE = {"table": jnp.zeros((50, 2)), "out": jnp.zeros(2)}
-
-
-def looked_up_loss(params, example):
-    rows, label = example
-    return (jnp.tanh(tables.look_up(params["table"], rows).sum(0)) @ params["out"] - label) ** 2
-
-
-select = tables.selected_grad(looked_up_loss, SELECTING, where=lambda params: params["table"])
-
-
-def update(found, state):
-    """Returns the release and the next state."""
-    return SELECTED.update(found.sum, state, found.params)
-
-
-def flow_of_rows(step):
-    """Returns the flow of a function of state, batch and mask."""
-    batch = (jnp.zeros((8, 2), jnp.int32), jnp.zeros(8))
-    return information_flow(step, SELECTED.init(TABLE), batch, MASK, private_argnums=(1, 2))
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_selected_rows_count_as_a_release(again):
-    """Selected rows are a release, unless the same randomness selects other rows."""
-
-    def step(state, batch, mask):
-        first = select(state, TABLE, batch, mask)
-        released, after = update(first, state)
-        second = select(state if again else after, TABLE, (batch[0] + 1, batch[1]), mask)
-        return first.rows, released, second.rows, update(second, after)
-
-    flow = flow_of_rows(step)
-    assert bool(flow.private) == bool(flow.redrawn) == again
-    assert flow.uncounted == ()
-
-
-def test_selected_rows_are_private_until_counted():
-    def step(state, batch, mask):
-        first = select(state, TABLE, batch, mask)
-        released, after = update(first, state)
-        second = select(after, TABLE, batch, mask)
-        return first.rows, released, second.rows
-
-    flow = flow_of_rows(step)
-    assert paths(flow.private) == {"selected rows"}
-    assert len(flow.uncounted) == 1
-    assert f"that no update counts: {flow.uncounted[0]}" in str(flow)
-
-
-def test_other_stage_with_same_key_counts_no_rows():
-    other = short_stage()
-
-    def step(state, batch, mask):
-        rows = select(state, TABLE, batch, mask).rows
-        total = dpoptax.extend.trust_clipped(batch[1].sum(), CLIP, examples=8)
-        return rows, other.update(total, state.noise)
-
-    assert "selected rows" in paths(flow_of_rows(step).private)
-
-
-@pytest.mark.parametrize("always", [False, True])
-def test_rows_counted_in_one_branch_are_private_outside(always):
-    def step(state, batch, mask):
-        def counted(found):
-            return found.rows, *update(found, state)
-
-        def left(found):
-            return found.rows, jax.tree.map(jnp.zeros_like, found.params), state
-
-        if always:
-            whole = lambda: counted(select(state, TABLE, batch, mask))[0]  # noqa: E731
-            none = lambda: tables.SelectedRows(jnp.zeros(20, jnp.int32), jnp.int32(0))  # noqa: E731
-            return jax.lax.cond(state.noise.count > 0, whole, none)
-        found = select(state, TABLE, batch, mask)
-        return jax.lax.cond(state.noise.count > 0, counted, left, found)[0]
-
-    assert bool(flow_of_rows(step).private) != always
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("late", [False, True])
-def test_rows_must_be_counted_in_their_loop_step(late):
-    def step(state, batch, mask):
-        def turn(state, _):
-            found = select(state, TABLE, batch, mask)
-            _, after = update(found, state)
-            return after, select(after, TABLE, batch, mask).rows if late else found.rows
-
-        return jax.lax.scan(turn, state, length=3)[1]
-
-    assert bool(flow_of_rows(step).private) == late
 
 
 def test_follows_whole_run_and_lists_closed_over_data():

@@ -1,6 +1,5 @@
 """Tests the contract of all transforms: jit, dtypes, scan, donation, checkpoints and masks."""
 
-import dataclasses
 import functools
 
 import chex
@@ -12,16 +11,12 @@ import orbax.checkpoint as ocp
 import pytest
 
 import dpoptax
-from dpoptax.tables._row_selecting_noise import release_context
 from tests.helpers import covering, floats, slow_but
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
 ADAPTIVE = dpoptax.contrib.adaptive_clip(0.1)
 FILTER = dpoptax.filters.preset("doppler-second-order")
-SELECTING = dpoptax.tables.row_selecting_clip(
-    CLIP, dpoptax.tables.RowSelection(table_size=9, capacity=3, threshold=8.0)
-)
 
 
 # Transforms of the noise stage take a ClippedSum; all others take privatized gradients.
@@ -30,9 +25,6 @@ NOISE = {
     "geodp": lambda: dpoptax.contrib.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
     "adaptive_gaussian_noise": lambda: dpoptax.contrib.adaptive_gaussian_noise(
         ADAPTIVE, noise_multiplier=1.0, batch_size=4, key=KEY
-    ),
-    "row_selecting_noise": lambda: dpoptax.tables.row_selecting_noise(
-        SELECTING, noise_multiplier=1.0, batch_size=4, key=KEY
     ),
     "correlated_noise": lambda: dpoptax.correlated_noise(
         dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=4, key=KEY
@@ -96,12 +88,6 @@ def _inputs(name, params, step):
     if name == "adaptive_gaussian_noise":
         pair = dpoptax.extend.CountedGradient(tree, jnp.float32(0.3))
         return dpoptax.extend.trust_clipped(pair, ADAPTIVE, jnp.float32(0.1))
-    if name == "row_selecting_noise":
-        next_release = release_context(ALL[name]().init(params))
-        count = jnp.asarray(step).astype(jnp.int32)
-        return dpoptax.extend.trust_clipped(
-            tree, SELECTING, dataclasses.replace(next_release, count=count)
-        )
     return dpoptax.extend.trust_clipped(tree, CLIP) if name in NOISE else tree
 
 
