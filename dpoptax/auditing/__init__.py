@@ -23,7 +23,7 @@ from dpoptax.auditing._audit_one_run import audit_one_run, audit_scores
 from dpoptax.auditing._check_batches import BatchReport, check_batches
 from dpoptax.auditing._check_noise import NoiseReport, check_noise
 from dpoptax.auditing._claim import ThreatModel
-from dpoptax.auditing._error_curves import TradeOffCurve, auc, trade_off_curve
+from dpoptax.auditing._error_curves import TradeOffCurve, trade_off_curve
 from dpoptax.auditing._exact_scores import Finding
 from dpoptax.auditing._game import (
     Game,
@@ -38,7 +38,7 @@ from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst
 __all__ = [
     "AuditResult", "BatchReport", "Bound", "Finding", "Game", "MembershipReport",
     "NoiseReport", "ThreatModel", "TradeOff", "TradeOffCurve", "WorstExample",
-    "approximate_trade_off", "auc", "audit", "audit_one_run", "audit_scores",
+    "approximate_trade_off", "audit", "audit_one_run", "audit_scores",
     "canary_gradient", "check_batches", "check_noise",
     "gaussian_trade_off", "leaf_projections", "linear_loss", "membership_report",
     "searched_canary", "trade_off_curve", "worst_example",

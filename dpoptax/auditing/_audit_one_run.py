@@ -24,7 +24,6 @@ def audit_one_run(
     game: Game,
     *,
     key: jax.Array,
-    canaries: int | None = None,
     delta: float = 1e-5,
     confidence: float = 0.999,
     threat_model: ThreatModel = "white-box",
@@ -32,10 +31,11 @@ def audit_one_run(
 ) -> AuditResult:
     """Bounds ε from below by one training run with many canaries.
 
-    Each canary is included by a coin flip. Its score is the movement of the run along its clipped
-    gradient. The attacker guesses "in" for the highest scores and "out" for the lowest, and ε
-    follows from the number of correct guesses. This audit is weaker than `audit` and costs one run.
-    Use it for models that are trained once.
+    All rows are canaries, and each is included by a coin flip. Its score is the movement of the run
+    along its clipped gradient. The attacker guesses "in" for the highest scores and "out" for the
+    lowest, and ε follows from the number of correct guesses. This audit is weaker than `audit` and
+    costs one run. Use it for models that are trained once. In your own loop, `audit_scores` takes
+    the scores of a few canaries among other examples.
 
     If every record is in every step, the ledger claims a Gaussian mechanism, and
     `epsilon_lower_bound` is for its whole trade-off curve. Otherwise, or with `claimed_epsilon`,
@@ -45,30 +45,23 @@ def audit_one_run(
     Args:
       game: the training run under attack, with a row for each record.
       key: the key of the coins and the noise.
-      canaries: number of canaries, which are the last rows of the data set; all rows by default.
-        The other rows are always included.
       delta: δ of the claim and of the bound.
       confidence: probability that the bound holds. It is shared among six numbers of guesses.
       threat_model: "white-box": all updates; "last-iterate": the final parameters.
       claimed_epsilon: the claim, if it is not that of the ledger and the sampler.
 
     Raises:
-      ValueError: there are fewer than 64 canaries, the threat model is unknown, the run is not
-        finite, all canaries add nothing, or `accounting.guarantee` raises it.
+      ValueError: there are fewer than 64 rows, the threat model is unknown, the run is not finite,
+        all canaries add nothing, or `accounting.guarantee` raises it.
 
     Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
     the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
     run", 2024.
     """
-    canaries = game.rows if canaries is None else canaries
-    if not 64 <= canaries <= game.rows:
-        raise ValueError(
-            f"`canaries` must be between 64 and the {game.rows} rows of the data, got {canaries}."
-        )
-    check_options(canaries, confidence, threat_model)
+    check_options(game.rows, confidence, threat_model, "the number of canaries")
     start = time.perf_counter()
     run_key, coin_key = jax.random.split(check_key(key))
-    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (canaries,)))
+    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (game.rows,)))
     scores, opt_state = one_run(game, threat_model, run_key, included)
     result = audit_scores(
         scores,
@@ -114,7 +107,7 @@ def audit_scores(
       ValueError: as `audit_one_run`.
     """
     scores, included = np.asarray(scores), np.asarray(included, bool)
-    check_options(len(scores), confidence, threat_model)
+    check_options(len(scores), confidence, threat_model, "the number of canaries")
     check_seen(scores, projected=True)
     claim = claim_of(sampler, lambda: opt_state, delta, claimed_epsilon)
     bound = functools.partial(one_run_bound, scores, included, delta=delta, confidence=confidence)
@@ -130,7 +123,6 @@ def audit_scores(
         attack="one run, highest and lowest projections",
         seconds=0.0,
         by_guesses=tuple(bounds),
-        canaries=(scores[included], scores[~included]),
         **claim,
     )
 

@@ -1,7 +1,6 @@
 """Checks whether the batches of any loader are draws of a claimed sampler."""
 
 import dataclasses
-import functools
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from dpoptax.auditing._batch_laws import (
     law_of,
 )
 from dpoptax.auditing._batch_tests import Partition, tests_under
-from dpoptax.auditing._exact_scores import Finding, rejected
+from dpoptax.auditing._exact_scores import Checked, Finding, rejected
 from dpoptax.sampling import Sample, Sampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
@@ -31,7 +30,7 @@ _SHOWN = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchReport:
+class BatchReport(Checked):
     """Holds the result of `check_batches`.
 
     Attributes:
@@ -55,11 +54,6 @@ class BatchReport:
     participations: int
     claimed_guarantee: Guarantee | None = dataclasses.field(default=None, repr=False)
     seen_guarantee: Guarantee | None = dataclasses.field(default=None, repr=False)
-
-    @functools.cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """The tests that refute the claim, by Holm's method."""
-        return rejected(self.tests)
 
     @property
     def alarm(self) -> bool:

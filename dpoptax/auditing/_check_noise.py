@@ -1,7 +1,6 @@
 """Checks whether two releases have independent noise of the claimed size."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -10,13 +9,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpoptax._pricing.checks import number
-from dpoptax.auditing._exact_scores import FALSE_ALARM, Finding, rejected, spread_p_value
+from dpoptax.auditing._exact_scores import FALSE_ALARM, Checked, Finding, spread_p_value
 
 Array = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class NoiseReport:
+class NoiseReport(Checked):
     """Holds the result of `check_noise`.
 
     Attributes:
@@ -34,19 +33,6 @@ class NoiseReport:
     stddevs: tuple[float, float]
     intervals: Array
     tests: tuple[Finding, ...] = dataclasses.field(repr=False)
-
-    @functools.cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """The tests that refute the claim, by Holm's method."""
-        return rejected(self.tests)
-
-    @property
-    def alarm(self) -> bool:
-        """True if the noise is not new, not normal, or not of the claimed size.
-
-        Correct noise raises an alarm with a probability of at most 1 in 1,000.
-        """
-        return bool(self.findings)
 
     def __str__(self) -> str:
         (low, high), (other_low, other_high) = self.intervals

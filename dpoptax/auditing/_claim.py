@@ -18,12 +18,13 @@ from dpoptax.sampling import Sampler
 ThreatModel = Literal["white-box", "last-iterate"]
 
 
-def check_options(trials: int, confidence: float, threat_model: str) -> None:
+def check_options(
+    trials: int, confidence: float, threat_model: str, name: str = "`trials`"
+) -> None:
     """Raises if an option of an audit is out of range."""
     if not trials >= 64:
         raise ValueError(
-            f"`trials` must be at least 64, got {trials}. A bound above ε needs more than "
-            "e^ε trials."
+            f"{name} must be at least 64, got {trials}. A bound above ε needs more than e^ε trials."
         )
     if not 0.5 < confidence < 1.0:
         raise ValueError(f"`confidence` must be in (0.5, 1), got {confidence}.")

@@ -9,6 +9,7 @@ from scipy import stats
 from dpoptax._pricing.trade_off_functions import TradeOff
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.intp]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,28 +78,30 @@ def trade_off_curve(
     within, without, at = values
     missed = np.searchsorted(np.sort(within), at, side="left")
     taken = len(without) - np.searchsorted(np.sort(without), at, side="left")
-    tail = (1 - confidence) / (4 * len(at))
+    return curve_of_counts(taken, taken, len(without), missed, len(within), confidence)
+
+
+def curve_of_counts(
+    taken: Counts, most_taken: Counts, outside: int, missed: Counts, inside: int, confidence: float
+) -> TradeOffCurve:
+    """Returns the error rates of `taken` and `missed` runs, and their limits.
+
+    The upper limits of false-positive rates are those of `most_taken`.
+    """
+    tail = (1 - confidence) / (4 * len(taken))
+    low, _ = _clopper_pearson(taken, outside, tail)
+    _, high = _clopper_pearson(most_taken, outside, tail)
     return TradeOffCurve(
-        taken / len(without),
-        missed / len(within),
-        clopper_pearson(taken, len(without), tail),
-        clopper_pearson(missed, len(within), tail),
+        taken / outside,
+        missed / inside,
+        np.stack([low, high]),
+        _clopper_pearson(missed, inside, tail),
         confidence,
     )
 
 
-def clopper_pearson(counts: NDArray[np.intp], trials: int, tail: float) -> Array:
+def _clopper_pearson(counts: Counts, trials: int, tail: float) -> Array:
     """Returns limits (2, counts), each wrong with probability at most `tail`."""
     low = np.where(counts > 0, stats.beta.ppf(tail, counts, trials - counts + 1), 0.0)
     high = np.where(counts < trials, stats.beta.isf(tail, counts + 1, trials - counts), 1.0)
     return np.stack([low, high])
-
-
-def auc(inside: ArrayLike, outside: ArrayLike) -> float:
-    """Returns the probability that an included example scores higher; ties count half.
-
-    >>> auc([1.0, 2.0], [0.0, 1.0])
-    0.875
-    """
-    found = stats.mannwhitneyu(inside, outside)
-    return float(found.statistic / (np.size(inside) * np.size(outside)))

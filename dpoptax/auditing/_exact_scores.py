@@ -6,6 +6,7 @@ are independent, so their sum and their squares have the laws of textbooks. The 
 that can have one value only is a normal draw.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,6 +37,25 @@ class Finding(NamedTuple):
     def __str__(self) -> str:
         p_value = f"p = {self.p_value:.1g}" if self.p_value else "p < 1e-300"
         return f"{self.name}: {self.seen} ({p_value})"
+
+
+class Checked:
+    """Base of reports: the tests that Holm's method rejects, and the alarm that they raise."""
+
+    tests: tuple[Finding, ...]
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The tests that refute the claim, by Holm's method."""
+        return rejected(self.tests)
+
+    @property
+    def alarm(self) -> bool:
+        """True if the claim is refuted.
+
+        If it is right, this has a probability of at most 1 in 1,000.
+        """
+        return bool(self.findings)
 
 
 # Scores of tails below the least double.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ class Game:
       grad_fn: from `dpoptax.clipped_grad`.
       params: the initial parameters.
       dataset: leaves (rows, …), with a row for each of the sampler's records. The last row is the
-        canary; `audit_one_run` takes several last rows. Under a `PoissonSampler`, the canary may be
+        canary; for `audit_one_run`, every row is one. Under a `PoissonSampler`, the canary may be
         the only row; the other records then add nothing. This is the worst case for adding or
         removing one record, and the cheapest to run.
       sampler: the sampler of the batches.
@@ -127,7 +127,7 @@ def canary_gradient(
         jnp.zeros(leaf.size, leaf.dtype).at[0].set((-1) ** i * magnitude).reshape(leaf.shape)
         for i, leaf in enumerate(leaves)
     ]
-    rows = 1 if background == 0.0 and _draws_apart(sampler) else sampler.dataset_size
+    rows = 1 if background == 0.0 and draws_alone(sampler) else sampler.dataset_size
     weights = jnp.full(rows, background).at[-1].set(1.0)
     dataset = [jnp.tensordot(weights.astype(c.dtype), c, axes=0) for c in canary]
     return Game(
@@ -142,12 +142,8 @@ def canary_gradient(
 
 def draws_alone(sampler: Sampler) -> bool:
     """Returns whether a record's draws are independent of others', so that these may be omitted."""
-    return _draws_apart(sampler) and sampler.max_batch_size is None
-
-
-def _draws_apart(sampler: Sampler) -> TypeGuard[PoissonSampler]:
     # A subclass may draw differently, so its samples are replayed.
-    return type(sampler) is PoissonSampler
+    return type(sampler) is PoissonSampler and sampler.max_batch_size is None
 
 
 def linear_loss(params: Any, gradient: Any) -> jax.Array:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+from scipy import stats
 
 from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax._support.rounded import epsilon_text
 from dpoptax.accounting import Guarantee
-from dpoptax.auditing._error_curves import TradeOffCurve, auc, clopper_pearson
-
-Array = NDArray[np.float64]
+from dpoptax.auditing._error_curves import Array, TradeOffCurve, curve_of_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,8 @@ class MembershipReport:
     @functools.cached_property
     def auc(self) -> float:
         """The probability that an included example has the smaller loss; ties count half."""
-        return auc(-self.losses_in, -self.losses_out)
+        found = stats.mannwhitneyu(-self.losses_in, -self.losses_out)
+        return float(found.statistic / (len(self.losses_in) * len(self.losses_out)))
 
     def roc(self) -> tuple[Array, Array]:
         """Returns the false-positive and true-positive rates at all thresholds.
@@ -208,19 +208,7 @@ def membership_report(
     thresholds = outside[permitted]
     taken = np.searchsorted(outside, thresholds, side="left")
     missed = len(within) - np.searchsorted(within, thresholds, side="left")
-    tail = (1 - confidence) / (4 * len(rates))
-    errors = TradeOffCurve(
-        taken / len(outside),
-        missed / len(within),
-        np.stack(
-            [
-                clopper_pearson(taken, len(outside), tail)[0],
-                clopper_pearson(permitted, len(outside), tail)[1],
-            ]
-        ),
-        clopper_pearson(missed, len(within), tail),
-        confidence,
-    )
+    errors = curve_of_counts(taken, permitted, len(outside), missed, len(within), confidence)
     claimed = guarantee.trade_off if isinstance(guarantee, Guarantee) else guarantee
     return MembershipReport(within, outside, rates, errors, claimed)
 

@@ -174,24 +174,20 @@ def one_run(
     game: Game, threat_model: str, key: jax.Array, included: np.ndarray
 ) -> tuple[np.ndarray, PyTree]:
     """Returns the canaries' scores in one run and the final state."""
-    first = game.rows - len(included)
-    kept = np.concatenate([np.ones(first, bool), included])
     samples = [game.sampler.sample(step) for step in range(game.steps)]
     indices = np.array([x.indices for x in samples], np.int32)
-    masks = np.array([x.mask for x in samples]) & kept[indices]
+    masks = np.array([x.mask for x in samples]) & included[indices]
 
     @jax.jit
     def run(
         dataset: PyTree, begun: PyTree, key: jax.Array, draws: DrawnBatches
     ) -> tuple[jax.Array, PyTree]:
-        canaries = jax.tree.map(lambda x: x[first:], dataset)
-
         def look(update: PyTree, points: GradientPoints) -> jax.Array:
             def score(canary: PyTree) -> jax.Array:
                 alone = jax.tree.map(lambda x: x[None], canary)
                 return jnp.sum(leaf_projections(update, _added(game, points, alone)))
 
-            return jax.lax.map(score, canaries, batch_size=64)
+            return jax.lax.map(score, dataset, batch_size=64)
 
         of_data = dataclasses.replace(game, dataset=dataset)
         return _run(of_data, begun, threat_model, key, draws, look)

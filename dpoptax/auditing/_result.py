@@ -13,7 +13,7 @@ from dpoptax._release.read_ledger import read_ledgers
 from dpoptax._support.rounded import epsilon_text
 from dpoptax.accounting import Guarantee
 from dpoptax.accounting._run_event import drawing_sampler, spent_event
-from dpoptax.auditing._error_curves import Array, TradeOffCurve
+from dpoptax.auditing._error_curves import TradeOffCurve
 
 if TYPE_CHECKING:
     from dpoptax._support.tree import PyTree
@@ -99,8 +99,6 @@ class AuditResult:
       family: mechanisms like the claimed one, for bounds by the evidence; `None` if ε was given
         and the claimed mechanism is not Gaussian, or if its price is only a bound.
       by_guesses: the bounds by the guesses about the canaries of one run; none for many runs.
-      canaries: the scores of the canaries of one run that were in, and of those that were out;
-        `None` for many runs.
     """
 
     claimed_epsilon: float
@@ -115,7 +113,6 @@ class AuditResult:
     evidence: TradeOffCurve | None = dataclasses.field(default=None, repr=False)
     family: Family | None = dataclasses.field(default=None, repr=False)
     by_guesses: tuple[Bound, ...] = dataclasses.field(default=(), repr=False)
-    canaries: tuple[Array, Array] | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
     def violated(self) -> bool:

@@ -27,12 +27,10 @@ class WorstExample(NamedTuple):
       ratio: the movement of the clipped sum over the clip's sensitivity. If it exceeds 1 by more
         than rounding, the clip's bound is broken. Infinite for a sum that is not finite.
       example: leaves shaped like those of the batch, without its leading axis.
-      move: the change of the sum, float64, shaped like the sum.
     """
 
     ratio: float
     example: Any
-    move: Any
 
 
 def worst_example(
@@ -88,7 +86,7 @@ def worst_example(
     unit = float(like.clip.sensitivity) / (like.terms.grid or 1.0)
     total = lambda batch, mask: clipped(batch, mask).sum  # noqa: E731
     found, example = climb(total, batch, mask, seed=seed, starts=starts, steps=steps)
-    return WorstExample(found / unit, example, moves(total, batch, example, mask))
+    return WorstExample(found / unit, example)
 
 
 def searched_canary(

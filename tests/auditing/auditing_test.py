@@ -192,8 +192,6 @@ def test_worst_example_search_keeps_integer_labels():
     found = auditing.worst_example(grad_fn, points, batch, np.arange(6) % 2 == 0, starts=7, steps=3)
     assert 0.9 < found.ratio < 1 + 1e-4
     assert found.example[1].dtype == batch[1].dtype
-    norm = optax.tree.norm(found.move) / games.CLIP.sensitivity
-    np.testing.assert_allclose(norm, found.ratio, rtol=1e-6)
     with pytest.raises(ValueError, match=r"must have a leaf of floats.*\['int32'\]"):
         auditing.worst_example(grad_fn, points, (batch[1], batch[1]))
 
@@ -353,8 +351,8 @@ def test_refuses_bad_games():
     truncated = dataclasses.replace(sampler, max_batch_size=9)
     with pytest.raises(ValueError, match="max_batch_size"):
         dataclasses.replace(game, sampler=truncated)
-    with pytest.raises(ValueError, match="`canaries` must .* got 2"):
-        auditing.audit_one_run(game, key=KEY, canaries=2)
+    with pytest.raises(ValueError, match="number of canaries must .* got 1"):
+        auditing.audit_one_run(game, key=KEY)
     with pytest.raises(ValueError, match="must not have an empty leaf"):
         auditing.canary_gradient(games.noise(sampler), games.CLIP, jnp.zeros(0), sampler)
 
