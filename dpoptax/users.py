@@ -119,10 +119,6 @@ class UserTable:
         """Returns the public numbers only."""
         return f"UserTable(num_users={self.num_users}, records_per_user={self.records_per_user})"
 
-    def records_of(self, user: int) -> np.ndarray:
-        """Returns all records of a user, ascending, (number of records,) int64."""
-        return self._records[self._starts[user] : self._starts[user + 1]]
-
     def sampler(self, kind: Callable[..., _Sampler], **options: Any) -> _Sampler:
         """Returns a sampler of this table's users.
 
@@ -179,10 +175,6 @@ class UserTable:
         records_mask[mask] = own = places < owned
         records[mask] = np.where(own, self._records[np.where(own, starts + places, 0)], 0)
         return UserSample(users, mask, records, records_mask)
-
-    def describe(self) -> dict[str, object]:
-        """Returns the unit of protection as JSON values for a run's record."""
-        return {"unit": "user", "records_per_user": self.records_per_user}
 
     def _shares(self, total: int) -> np.ndarray:
         """Returns an integer for each record: nearly equal shares of `total` for each user."""
