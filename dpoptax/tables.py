@@ -181,7 +181,7 @@ def select_rows(
     Args:
       lookups: the rows that each example (or each user with all records) looks up, integers (N, …).
         Numbers outside [0, table_size), such as −1, are ignored.
-      mask: (N,), False for padding. `None` if there is no padding.
+      mask: (N,), False for padding. `None` for none.
       table_size: V, the number of rows.
       vocabulary_size: k, the number of rows to select.
       noise_multiplier: σ > 0.
