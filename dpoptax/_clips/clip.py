@@ -47,6 +47,11 @@ class Encoding:
     own_stage: ClassVar[str | None] = None
     selects: ClassVar[bool] = False
 
+    @property
+    def splits(self) -> bool:
+        """Returns whether each layer has a bound that can be split over its parts; here not."""
+        return False
+
     def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
         """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
 

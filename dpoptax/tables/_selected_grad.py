@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._clipped_sum.clip_per_example import check_mask
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._points.points import GradientPoints, TrackIteratesState
-from dpoptax._support.tree import PyTree, find_state, kind_of
+from dpoptax._support.tree import PyTree, check_mask, find_state, kind_of
 from dpoptax.tables._lookups import (
     UNSUPPORTED_USE,
     TrainedRows,

@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpoptax import _rounding
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 from dpoptax._losses.rules import Sizes
-from dpoptax._rounding import block_sums, integer_sums
+from dpoptax._rounding import block_sums
 from dpoptax._rounding.bounds import (
     LARGEST_NUMBER,
     MINIMUM_BOUND,
@@ -243,7 +244,9 @@ def sum_products(
 
     def add(table: jax.Array, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
         terms = _lookup_terms(cut)
-        return integer_sums.add_lookups(table, lookups, examples=examples, bound=bound, **terms)
+        return _rounding.integer_sums.add_lookups(
+            table, lookups, examples=examples, bound=bound, **terms
+        )
 
     return jax.vmap(add)(table, lookups)
 
@@ -254,7 +257,7 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     rounding = lookups = block_sums.Rounding()
     if cut.lookups:
         groups, _, columns = factored.sizes
-        lookups = integer_sums.lookup_rounding(
+        lookups = _rounding.integer_sums.lookup_rounding(
             groups * columns, examples=examples, **_lookup_terms(cut)
         )
     if cut.dense or factored.terms:
