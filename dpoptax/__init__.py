@@ -56,8 +56,9 @@ else:
     from dpoptax._support.lazy import lazy_names
 
     def _elsewhere(name: str) -> str:
-        shelves = ("contrib", "extend") if not name.startswith("_") else ()
-        modules = [importlib.import_module(f"dpoptax.{shelf}") for shelf in shelves]
+        if name.startswith("_"):
+            return ""
+        modules = [importlib.import_module(f"dpoptax.{shelf}") for shelf in ("contrib", "extend")]
         places = [module.__name__ for module in modules if hasattr(module, name)]
         return "".join(f". It is {place}.{name}" for place in places)
 
