@@ -1,4 +1,4 @@
-"""Provides helpers for pytrees: state lookup, parameter checks, and dtypes."""
+"""Provides helpers for pytrees: state lookup, checks of parameters and batches, and dtypes."""
 
 import math
 import numbers
