@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._points.points import GradientPoints as GradientPoints
     from dpoptax._points.points import gradient_points as gradient_points
     from dpoptax._random.keys import random_key_from_os as random_key_from_os
+    from dpoptax._release.chain import clip_and_noise as clip_and_noise
     from dpoptax._release.correlated import correlated_noise as correlated_noise
-    from dpoptax._release.gaussian import clip_and_noise as clip_and_noise
     from dpoptax._release.gaussian import gaussian_noise as gaussian_noise
     from dpoptax._release.read_ledger import ledgers as ledgers
     from dpoptax._support.version import __version__ as __version__
@@ -56,8 +56,9 @@ else:
     from dpoptax._support.lazy import lazy_names
 
     def _elsewhere(name: str) -> str:
-        shelves = ("contrib", "extend") if not name.startswith("_") else ()
-        modules = [importlib.import_module(f"dpoptax.{shelf}") for shelf in shelves]
+        if name.startswith("_"):
+            return ""
+        modules = [importlib.import_module(f"dpoptax.{shelf}") for shelf in ("contrib", "extend")]
         places = [module.__name__ for module in modules if hasattr(module, name)]
         return "".join(f". It is {place}.{name}" for place in places)
 

@@ -8,18 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from dpoptax import _rounding
 from dpoptax._clipped_grad.engines import Options, choose_engine
 from dpoptax._clipped_grad.microbatches import BatchSum
-from dpoptax._clipped_sum.clip_per_example import batch_length, check_mask
 from dpoptax._clipped_sum.clipped_sum import ClippedSum, Terms, sealed
 from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._losses.check_loss import check_parameters
 from dpoptax._points.points import GradientPoints, ensure_points
 from dpoptax._random.keys import check_key
-from dpoptax._rounding.integer_sums import check_capacity
 from dpoptax._support.hosts import check_same_on_hosts
 from dpoptax._support.marks import EXAMPLES, UNCLIPPED, mark
-from dpoptax._support.tree import PyTree
+from dpoptax._support.tree import PyTree, batch_length, check_mask
 from dpoptax._support.xla import out_sharding
 
 
@@ -177,7 +176,7 @@ def clipped_grad(
         if key is not None or ids is not None:
             key, ids = _check_randomness(key, ids, is_example.shape[0])
         if grid is not None:
-            check_capacity(clip, grid, is_example.shape[0])
+            _rounding.integer_sums.check_capacity(clip, grid, is_example.shape[0])
         terms = Terms(clip, grid, is_example.shape[0], mask is None, points.code)
         clipped, aux = total(points, (batch, ids), is_example, key, terms=terms)
         return (clipped, aux) if has_aux else clipped

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._clipped_sum.clip_per_example import batch_length, check_mask, clip_each
+from dpoptax._clipped_sum.clip_per_example import clip_each
 from dpoptax._clips.clip import UnitClip
 from dpoptax._points.points import GradientPoints
-from dpoptax._support.tree import PyTree
+from dpoptax._support.tree import PyTree, batch_length, check_mask
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,13 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from dpoptax import _losses
 from dpoptax._clipped_grad.microbatches import Engine, check_microbatch_size
-from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clips.clip import Clip
-from dpoptax._clips.clipping_functions import PerLayerClip
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, TracedLoss
-from dpoptax._losses.zero_gradients import warn_of_unused
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of, rounds_products
@@ -82,6 +80,8 @@ def choose_engine(options: Options) -> Engine:
     clip = options.clip
     sums: Callable[..., tuple[PyTree, PyTree]]
     if options.needs_gradients:
+        from dpoptax._clipped_grad.per_example_sum import per_example_sum
+
         sums = functools.partial(per_example_sum, clip=clip, grid=options.grid)
         return Engine(sums, lambda params, total: total)
     if options.method not in _IN_BACKWARD:
@@ -134,7 +134,7 @@ def _check_in_backward(options: Options) -> None:
             f"{options.microbatch_size}. Use `jax.checkpoint` in the loss to save memory."
         )
     clip = options.clip
-    if options.method == "streaming" and not (isinstance(clip, PerLayerClip) and clip.splits):
+    if options.method == "streaming" and not clip.splits:
         raise ValueError(
             f"{option} must have a `per_layer_clip` of bounds that can be split over the parts of "
             f"a layer, got {clip}. Pass for example `dpoptax.per_layer_clip(1.0)`, or use "
@@ -152,7 +152,7 @@ def _after_reading(
     ) -> tuple[PyTree, PyTree]:
         program, dtype = read_program(loss), options.factor_dtype
         if program.unused:
-            warn_of_unused(program, points.points[0])
+            _losses.zero_gradients.warn_of_unused(program, points.points[0])
         return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 
     return total

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clipped_sum.clip_per_example import batch_length
-from dpoptax._support.tree import PyTree
+from dpoptax._support.tree import PyTree, batch_length
 
 
 def gradient_norms(

@@ -13,11 +13,8 @@ from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._points.points import AT_PARAMETERS
 from dpoptax._rounding import block_sums, bounds
 from dpoptax._support.marks import EXAMPLES, mark
-from dpoptax._support.tree import PyTree, no_params, widen
+from dpoptax._support.tree import MAX_SHOWN, PyTree, batch_length, check_mask, no_params, widen
 from dpoptax._support.xla import materialize
-
-# The number of leaves that an error lists. A Python list of numbers has thousands.
-_SHOWN = 8
 
 
 class ClipPerExampleState(NamedTuple):
@@ -172,7 +169,7 @@ def _check_axis(grads: PyTree, params: PyTree) -> None:
     if other := wanted.keys() ^ given.keys():
         raise ValueError(
             "The gradients must have the structure of the parameters. Only one of the two has "
-            + ", ".join(sorted(map(jax.tree_util.keystr, other))[:_SHOWN])
+            + ", ".join(sorted(map(jax.tree_util.keystr, other))[:MAX_SHOWN])
         )
     for path, param in wanted.items():
         grad = given[path]
@@ -184,41 +181,3 @@ def _check_axis(grads: PyTree, params: PyTree) -> None:
                 "`jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))(params, batch)`. The gradient of "
                 "a whole batch cannot be made private."
             )
-
-
-def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
-    """Returns the mask of a batch, (B,) booleans, all True if `mask` is None."""
-    if mask is None:
-        return jnp.ones(batch_size, bool)
-    mask = jnp.asarray(mask)
-    if mask.shape != (batch_size,):
-        raise ValueError(
-            f"`mask` must have shape ({batch_size},), one entry per example, got {mask.shape}. "
-            "Labels go into the batch: `grad_fn(params, (x, y), mask)`."
-        )
-    if not (jnp.issubdtype(mask.dtype, bool) or jnp.issubdtype(mask.dtype, jnp.integer)):
-        raise TypeError(
-            f"`mask` must hold booleans or integers, got {mask.dtype}. Put weights of examples "
-            "into the loss, before the clip. Labels go into the batch: "
-            "`grad_fn(params, (x, y), mask)`."
-        )
-    return mask.astype(bool)
-
-
-def batch_length(tree: PyTree) -> int:
-    """Returns the common length of the leading axis, or raises an error."""
-    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
-    if len(sizes) != 1 or () in sizes:
-        raise ValueError(
-            "Every leaf must have the examples as its leading axis, of one length, got "
-            + _list_lengths(tree)
-            + ". Convert a list of examples to one array with `np.stack`." * isinstance(tree, list)
-        )
-    return sizes.pop()[0]
-
-
-def _list_lengths(tree: PyTree) -> str:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    sizes = [(jax.tree_util.keystr(path) or "leaf", jnp.shape(leaf)[:1]) for path, leaf in leaves]
-    shown = [f"{name}: {size}" for name, size in sizes]
-    return ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN)) or "no leaf"

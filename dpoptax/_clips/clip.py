@@ -45,6 +45,11 @@ class Encoding:
     by_norms: ClassVar[bool] = False
     own_stage: ClassVar[str | None] = None
 
+    @property
+    def splits(self) -> bool:
+        """Returns whether each layer has a bound that can be split over its parts; here not."""
+        return False
+
     def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
         """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
 

@@ -165,7 +165,7 @@ class PerLayerClip(Clip):
 
     @property
     def splits(self) -> bool:
-        """Returns whether each layer's bound can be split over the parts of the layer."""
+        """Returns whether the bound of every layer can be split over its parts."""
         return all(isinstance(clip, BoundedClip) for clip in self.clips)
 
     def split(self, group: int, groups: int, parts: int) -> Clip:

@@ -14,4 +14,15 @@ Two more engines use these stages: `backward.streamed_sum` and `backward.recompu
 `dpoptax._clipped_grad.engines` chooses.
 
 `docs/developers/ghost-clipping.md` follows one dense layer through all stages.
+
+`factor_products` is imported on first use, as an attribute of the package.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping import factor_products as factor_products
+else:
+    from dpoptax._support.lazy import lazy_names
+
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

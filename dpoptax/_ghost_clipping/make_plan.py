@@ -9,24 +9,27 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from jax import lax
 
-from dpoptax._ghost_clipping.factor_products import Segment
+from dpoptax import _losses
 from dpoptax._ghost_clipping.plan import (
     Plan,
     PlannedUse,
     Product,
     choose_product_method,
 )
-from dpoptax._losses.derived_views import find_tiles, find_view
 from dpoptax._losses.program import Program, Use
-from dpoptax._losses.rules import FactorLayout
-from dpoptax._losses.views import AxisRuns, View
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.factor_products import Segment
+    from dpoptax._losses.rules import FactorLayout
+    from dpoptax._losses.views import AxisRuns
 
 # A view's offset in its parameter, and its axes as groups, rows and columns.
-_LayoutKey = tuple[int, AxisRuns, AxisRuns, AxisRuns]
+_LayoutKey: TypeAlias = "tuple[int, AxisRuns, AxisRuns, AxisRuns]"
 
 
 def make_plan(program: Program, examples: int, points: int) -> Plan:
@@ -108,7 +111,7 @@ def read_use(use: Use) -> PlannedUse | None:
 
     The result is `None` if the used value does more than move or scale entries of one parameter.
     """
-    layout, view = use.rule.layout, find_view(use.value)
+    layout, view = use.rule.layout, _losses.derived_views.find_view(use.value)
     view = None if view is None else view.reshape(layout.split)
     return None if view is None else PlannedUse(use, layout, view)
 
@@ -119,7 +122,7 @@ def _read_concatenated(use: Use) -> list[PlannedUse]:
     The list is empty if the value is not a concatenation of parameters, or if its axis is not one
     of the rows or columns.
     """
-    layout, tiles = use.rule.layout, find_tiles(use.value)
+    layout, tiles = use.rule.layout, _losses.derived_views.find_tiles(use.value)
     if tiles is None or use.rule.is_lookup:
         return []
     axis, parts = tiles
@@ -139,7 +142,7 @@ def _read_concatenated(use: Use) -> list[PlannedUse]:
     ]
 
 
-def _cut(layout: FactorLayout, axis: int, start: int, end: int, segment: Segment) -> Segment:
+def _cut(layout: "FactorLayout", axis: int, start: int, end: int, segment: "Segment") -> "Segment":
     """Returns the factors of the slice of a gradient along one axis of its layout."""
     name = "rows" if axis in layout.rows else "columns"
     side, factor = getattr(layout, name), getattr(segment, name)
@@ -155,8 +158,9 @@ def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
         return []
     from dpoptax._ghost_clipping.transformed.point_differences import count_parts
 
+    whole = _losses.views.View.identity
     return [
-        PlannedUse(use, layout, View.identity(leaf, layout.split), pull_back_counts=counts)
+        PlannedUse(use, layout, whole(leaf, layout.split), pull_back_counts=counts)
         for leaf, layout, counts in count_parts(use, program.parameters, points)
     ]
 

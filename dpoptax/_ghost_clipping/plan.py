@@ -12,14 +12,18 @@ other costs, the chosen method may be slower.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 
-from dpoptax._ghost_clipping.factor_products import Segment, roundings_of
+from dpoptax import _ghost_clipping
 from dpoptax._losses.program import Use
-from dpoptax._losses.rules import FactorLayout
-from dpoptax._losses.views import View
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF, largest_ratio
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.factor_products import Segment
+    from dpoptax._losses.rules import FactorLayout
+    from dpoptax._losses.views import View
 
 # An entry of a formed gradient that is written once and read twice. One that is only read once
 # costs three quarters.
@@ -72,9 +76,9 @@ class PlannedUse:
     """
 
     use: Use
-    layout: FactorLayout
-    view: View
-    cut: Callable[[Segment], Segment] | None = None
+    layout: "FactorLayout"
+    view: "View"
+    cut: "Callable[[Segment], Segment] | None" = None
     swapped: bool = False
     pull_back_counts: PullBackCounts | None = None
 
@@ -137,7 +141,7 @@ class Product:
         return _fixed_terms(self.members)
 
     @property
-    def layout(self) -> FactorLayout:
+    def layout(self) -> "FactorLayout":
         return self.members[0].layout
 
     def place(self, total: jax.Array) -> jax.Array:
@@ -257,6 +261,7 @@ def kept_share(method: str, positions: int, rows: int, columns: int) -> float:
         return 1.0
     roundings = float(positions)
     if method == "gram":
+        roundings_of = _ghost_clipping.factor_products.roundings_of
         own = roundings_of(rows) / math.sqrt(columns), roundings_of(columns) / math.sqrt(rows)
         roundings = sum(own) + 2 * positions / math.sqrt(rows * columns)
     longer = math.sqrt(1.0 + UNIT_ROUNDOFF * roundings * positions)

@@ -1,4 +1,4 @@
-"""Finds the rule of a use, and defines those for lookups and for additions to data."""
+"""Defines the rules of lookups, and of additions of a part of a parameter to data."""
 
 import dataclasses
 import math
@@ -7,53 +7,11 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
-from dpoptax._losses.derived_views import find_view
-from dpoptax._losses.program import DerivedValue, PrivateValue, Step
-from dpoptax._losses.rules import Convolution, Dot, FactorLayout, Rule
+from dpoptax._losses.rules import FactorLayout, Rule
 from dpoptax._support.jaxprs import bind, type_of
-from dpoptax._support.tree import is_real
 from dpoptax._support.xla import materialize
-
-_CONTRACTIONS: dict[str, type[Dot | Convolution]] = {
-    "dot_general": Dot,
-    "conv_general_dilated": Convolution,
-}
-
-
-def find_rule(
-    step: Step, place: int, value: DerivedValue, parameters: Sequence[ShapedArray]
-) -> tuple[Rule, int] | None:
-    """Returns a use's rule and the position of its data operand, or `None`.
-
-    `value` is the only operand, at `place`, to which a gradient of parameters flows.
-    """
-    eqn, name = step.eqn, step.eqn.primitive.name
-    private = [i for i, v in enumerate(step.operands) if isinstance(v, PrivateValue)]
-    if not private or not all(is_real(v.aval.dtype) for v in step.outputs):
-        return None
-    rule: Rule | None = None
-    if name in _CONTRACTIONS and all(is_real(v.aval.dtype) for v in step.operands):
-        rule = _CONTRACTIONS[name].build(eqn, place)
-    elif name == "gather" and place == 0:
-        rule = Lookup.build_gather(eqn)
-    elif name == "dynamic_slice" and place == 0 and len(private) == 1:
-        rule = Lookup.build_slice(eqn, private[0] - 1)
-    # The last rule only applies to parts of a parameter. The gradient of a part is smaller than
-    # that of the whole parameter, which an opaque parameter would need for each example.
-    elif (
-        name in ("add", "sub", "concatenate") and len(private) == 1 and _is_part(value, parameters)
-    ):
-        rule = EntryUse.build(eqn, place)
-    return None if rule is None else (rule, private[0])
-
-
-def _is_part(value: DerivedValue, parameters: Sequence[ShapedArray]) -> bool:
-    """Returns whether a value holds some but not all entries of one parameter."""
-    view = find_view(value)
-    return view is not None and math.prod(view.shape) < parameters[view.leaf].size
 
 
 @dataclasses.dataclass(frozen=True)

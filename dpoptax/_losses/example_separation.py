@@ -15,7 +15,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from dpoptax._support.jaxprs import (
     CUSTOM_DERIVATIVE_CALLS,
     HIJAX_CALL,
+    JOINT_ON_TPU,
+    JOINT_REDUCTIONS,
     PROGRAM_CALLS,
+    RANDOM_PRIMITIVES,
     ZERO_DERIVATIVE_PRIMITIVES,
     bind,
     carries_gradient,
@@ -26,23 +29,12 @@ from dpoptax._support.jaxprs import (
 
 # For a batch of such keys, JAX draws bits from the first key, by position in the batch.
 _POSITIONAL_KEYS = ("key<rbg>", "key<urbg>")
-_RANDOM_PRIMITIVES = ("random_bits", "random_fold_in", "random_split")
 # With these methods, a host function is called with one example at a time.
 _SEQUENTIAL_METHODS = ("sequential", "sequential_unrolled")
 # Effects of a `jax.Ref`. If a whole loss has them, the reference was created outside.
 _REFERENCE_EFFECTS = ("ReadEffect", "WriteEffect", "AccumEffect")
 # `HIJAX_CALL` operations from these modules are part of JAX and keep examples separate.
 _JAX_MODULE = "jax._src.numpy."
-_JOINT_ON_TPU = ("eigh", "svd")
-# Equinox reduces a batch with these, to end a loop or to raise an error for all of its examples.
-_JOINT_REDUCTIONS = ("unvmap_any", "unvmap_all", "unvmap_max")
-# The operations for which `check_separate` raises errors, in addition to host functions.
-CHECKED = frozenset(
-    {
-        *CUSTOM_DERIVATIVE_CALLS, HIJAX_CALL, "custom_vmap_call", "rng_bit_generator",
-        "regularized_incomplete_beta", *_JOINT_ON_TPU, *_JOINT_REDUCTIONS, *_RANDOM_PRIMITIVES,
-    }
-)  # fmt: skip
 _CONSEQUENCE = (
     "The contribution of an example would depend on the rest of its batch, and clipping would not "
     "bound how much one example moves the sum."
@@ -166,20 +158,20 @@ def converges_jointly(name: str) -> bool:
     """
     if name == "regularized_incomplete_beta":
         return jax.__version_info__ < (0, 12)
-    return name in _JOINT_ON_TPU and jax.default_backend() == "tpu"
+    return name in JOINT_ON_TPU and jax.default_backend() == "tpu"
 
 
 def converges_jointly_on_tpu(program: Jaxpr) -> bool:
     """Returns whether a program would iterate a batch jointly if compiled for TPU."""
-    return any(eqn.primitive.name in _JOINT_ON_TPU for eqn in equations(program))
+    return any(eqn.primitive.name in JOINT_ON_TPU for eqn in equations(program))
 
 
 def _check_operation(eqn: JaxprEqn, program: Jaxpr) -> None:
     """Raises an error if `jax.vmap` does not map an operation example by example."""
     name = eqn.primitive.name
-    if name in _JOINT_REDUCTIONS:
+    if name in JOINT_REDUCTIONS:
         _check_condition(eqn.outvars[0], program)
-    if name == "rng_bit_generator" or (name in _RANDOM_PRIMITIVES and has_positional_keys(eqn)):
+    if name == "rng_bit_generator" or (name in RANDOM_PRIMITIVES and has_positional_keys(eqn)):
         raise TypeError(
             "`loss_fn` must not draw random numbers with the generator 'rbg'. Under `jax.vmap` it "
             f"uses the key of the first example and the position in the batch. {_CONSEQUENCE} Pass "

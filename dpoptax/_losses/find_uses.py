@@ -6,12 +6,12 @@ The gradient of the loss is followed back through the steps of its program.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from jax.core import ShapedArray
 
-from dpoptax._losses.derived_views import find_nonlinear
-from dpoptax._losses.entry_rules import find_rule
+from dpoptax import _losses
 from dpoptax._losses.program import (
     Block,
     DerivedValue,
@@ -21,8 +21,11 @@ from dpoptax._losses.program import (
     Use,
     Value,
 )
-from dpoptax._losses.rules import Repeated
 from dpoptax._support.jaxprs import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
+from dpoptax._support.tree import is_real
+
+if TYPE_CHECKING:
+    from dpoptax._losses.rules import Rule
 
 
 def has_derivative(step: Step) -> bool:
@@ -114,14 +117,16 @@ class UseFinder:
             self.meet_opaque(step.operands, step.eqn.primitive.name, reach)
             return
         (_, value), (rule, step.data) = flowing[0], found
-        if not isinstance(value.origin, Parameter) and (nonlinear := find_nonlinear(value)):
+        if not isinstance(value.origin, Parameter) and (
+            nonlinear := _losses.derived_views.find_nonlinear(value)
+        ):
             self.meet_opaque([value], nonlinear)
             return
         varies = rule.reads_data and step.operands[step.data].varies
         loops = tuple((length, scan in value.scans) for scan, length in step.loops)
         whole, output = rule, step.outputs[0].aval
         if loops:
-            whole = Repeated.build(rule, loops)
+            whole = _losses.rules.Repeated.build(rule, loops)
         shape = (*(length for length, _ in loops), *output.shape)
         step.use = Use(len(self.uses), whole, rule, value, output, shape, loops, varies)
         self.uses.append(step.use)
@@ -132,3 +137,41 @@ class UseFinder:
             for leaf in value.leaves if isinstance(value, DerivedValue) else ():
                 found = self.opaque.setdefault(leaf, {})
                 found[reason] = min(reach, found.get(reason, reach))
+
+
+def find_rule(
+    step: Step, place: int, value: DerivedValue, parameters: Sequence[ShapedArray]
+) -> "tuple[Rule, int] | None":
+    """Returns a use's rule and the position of its data operand, or `None`.
+
+    `value` is the only operand, at `place`, to which a gradient of parameters flows.
+    """
+    eqn, name = step.eqn, step.eqn.primitive.name
+    private = [i for i, v in enumerate(step.operands) if isinstance(v, PrivateValue)]
+    if not private or not all(is_real(v.aval.dtype) for v in step.outputs):
+        return None
+    rule: Rule | None = None
+    real = all(is_real(v.aval.dtype) for v in step.operands)
+    if name == "dot_general" and real:
+        rule = _losses.rules.Dot.build(eqn, place)
+    elif name == "conv_general_dilated" and real:
+        rule = _losses.rules.Convolution.build(eqn, place)
+    elif name == "gather" and place == 0:
+        rule = _losses.entry_rules.Lookup.build_gather(eqn)
+    elif name == "dynamic_slice" and place == 0 and len(private) == 1:
+        rule = _losses.entry_rules.Lookup.build_slice(eqn, private[0] - 1)
+    # The last rule only applies to parts of a parameter. The gradient of a part is smaller than
+    # that of the whole parameter, which an opaque parameter would need for each example.
+    elif (
+        name in ("add", "sub", "concatenate") and len(private) == 1 and _is_part(value, parameters)
+    ):
+        rule = _losses.entry_rules.EntryUse.build(eqn, place)
+    return None if rule is None else (rule, private[0])
+
+
+def _is_part(value: DerivedValue, parameters: Sequence[ShapedArray]) -> bool:
+    """Returns whether a value holds some but not all entries of one parameter."""
+    if isinstance(value.origin, Parameter):
+        return False
+    view = _losses.derived_views.find_view(value)
+    return view is not None and math.prod(view.shape) < parameters[view.leaf].size

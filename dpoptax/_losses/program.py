@@ -1,14 +1,16 @@
 """Defines types for a traced loss: values, steps, and uses of parameters."""
 
 import dataclasses
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
-from dpoptax._losses.rules import Rule
 from dpoptax._losses.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import scan_parts
+
+if TYPE_CHECKING:
+    from dpoptax._losses.rules import Rule
 
 # For these, the gradient of a parameter is at most as large as a part of the output.
 ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
@@ -107,8 +109,8 @@ class Use:
     """
 
     index: int
-    rule: Rule
-    step_rule: Rule
+    rule: "Rule"
+    step_rule: "Rule"
     value: DerivedValue
     output: ShapedArray
     shape: tuple[int, ...]

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._losses.example_separation import touches_reference
+from dpoptax import _losses
 from dpoptax._losses.find_uses import UseFinder, has_derivative
 from dpoptax._losses.program import (
     Block,
@@ -134,7 +134,7 @@ class Reader:
             varies = any(v.varies for v in operands)
             step.outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
         if eqn.effects:
-            self.references |= touches_reference(eqn.effects)
+            self.references |= _losses.example_separation.touches_reference(eqn.effects)
         return step.outputs
 
     def read_body(self, step: Step) -> tuple[Value, ...]:

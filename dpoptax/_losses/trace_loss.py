@@ -9,19 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
+from dpoptax import _losses
 from dpoptax._losses.check_loss import (
     check_parameters,
     check_result,
     failure_note,
     warn_of_constants,
 )
-from dpoptax._losses.example_separation import (
-    CHECKED,
-    check_separate,
-    converges_jointly_on_tpu,
-)
 from dpoptax._rounding.block_sums import WholeBatch
-from dpoptax._support.jaxprs import equations
+from dpoptax._support.jaxprs import MAY_MIX_EXAMPLES, equations
 from dpoptax._support.tree import PyTree
 
 
@@ -70,7 +66,9 @@ class TracedLoss:
         For the default platform, an error is raised earlier. A program may be compiled for another
         platform.
         """
-        if self.is_mapped or not converges_jointly_on_tpu(self.program.jaxpr):
+        if self.is_mapped:
+            return mask
+        if not _losses.example_separation.converges_jointly_on_tpu(self.program.jaxpr):
             return mask
         return lax.platform_dependent(mask, tpu=jnp.zeros_like, default=lambda mask: mask)
 
@@ -108,7 +106,7 @@ def trace_loss(
     check_result(shapes, has_aux)
     is_mapped = not program.effects and all(map(_is_mapped, equations(program)))
     if not is_mapped:
-        check_separate(program, parameters)
+        _losses.example_separation.check_separate(program, parameters)
     warn_of_constants(program)
     return TracedLoss(function, program, parameters, jax.tree.structure(shapes), is_mapped)
 
@@ -116,4 +114,4 @@ def trace_loss(
 def _is_mapped(eqn: JaxprEqn) -> bool:
     """Returns whether `jax.vmap` maps an operation and its derivative without a special rule."""
     name = eqn.primitive.name
-    return not ("callback" in name or "vmap_method" in eqn.params or name in CHECKED)
+    return not ("callback" in name or "vmap_method" in eqn.params or name in MAY_MIX_EXAMPLES)

@@ -108,10 +108,8 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
 
 def _by_shape(numbers: list[int], leaves: Sequence[jax.Array]) -> list[int]:
     """Returns the numbers of leaves, with those of the same shape side by side."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for i in numbers:
-        groups.setdefault(leaves[i].shape, []).append(i)
-    return list(itertools.chain.from_iterable(groups.values()))
+    shapes = [leaves[i].shape for i in numbers]
+    return sorted(numbers, key=lambda i: shapes.index(leaves[i].shape))
 
 
 def _is_small(leaf: jax.Array) -> bool:

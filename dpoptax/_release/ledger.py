@@ -284,12 +284,8 @@ def _copy_key(key: jax.Array) -> jax.Array:
 
 def check_imprint(state: NoiseState) -> None:
     """Raises an error if a ledger's arrays have changed their dtypes."""
-    imprint = state.imprint
-    kinds = {
-        "count": (state.count, jnp.int32),
-        **{f.name: (getattr(imprint, f.name), jnp.uint32) for f in dataclasses.fields(imprint)},
-    }
-    for name, (array, want) in kinds.items():
+    for name, array in {"count": state.count, **vars(state.imprint)}.items():
+        want = jnp.int32 if name == "count" else jnp.uint32
         if jnp.result_type(array) != want:
             raise ValueError(
                 f"The ledger's `{name}` must be {jnp.dtype(want)}, got {jnp.result_type(array)}. "

@@ -42,6 +42,8 @@ from dpoptax._support.xla import check_settings, keeps_order, materialize
 _USUAL_RATIO = 2.0**5
 # The unit roundoff of float32.
 UNIT_ROUNDOFF = 2.0**-24
+# The relative error of a coefficient times a factor, with room for the rounding of these bounds.
+FLOAT32_ERROR = 2.0**-23
 # XLA may set results below 2^-126 to zero. This is an upper bound of the loss of a square.
 _LOST_SQUARE = 2.0**-125
 # The number of roundings that a quotient or a root counts as. On GPU they err by up to two units in

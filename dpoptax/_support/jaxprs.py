@@ -39,6 +39,21 @@ PROGRAM_CALLS = frozenset(
 HIJAX_CALL = "call_hi_primitive"
 """The primitive of hijax operations, whose vmap and derivative rules are not visible."""
 
+JOINT_ON_TPU = ("eigh", "svd")
+"""Primitives that XLA iterates for a whole batch on TPU."""
+
+JOINT_REDUCTIONS = ("unvmap_any", "unvmap_all", "unvmap_max")
+"""Equinox reduces a batch with these, to end a loop or to raise an error for all examples."""
+
+RANDOM_PRIMITIVES = ("random_bits", "random_fold_in", "random_split")
+
+MAY_MIX_EXAMPLES = frozenset(
+    {
+        *CUSTOM_DERIVATIVE_CALLS, HIJAX_CALL, "custom_vmap_call", "rng_bit_generator",
+        "regularized_incomplete_beta", *JOINT_ON_TPU, *JOINT_REDUCTIONS, *RANDOM_PRIMITIVES,
+    }
+)  # fmt: skip
+"""Primitives for which `check_separate` may raise an error, in addition to host functions."""
 
 ZERO_DERIVATIVE_PRIMITIVES = frozenset({"ceil", "floor", "round", "sign", "stop_gradient"})
 """Primitives whose derivatives are zero by definition, although they return floats."""

@@ -1,4 +1,4 @@
-"""Provides helpers for pytrees: state lookup, parameter checks, and dtypes."""
+"""Provides helpers for pytrees: state lookup, checks of parameters and batches, and dtypes."""
 
 import math
 import numbers
@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
+# The number of leaves that an error lists. A Python list of numbers has thousands.
+MAX_SHOWN = 8
 # JAX accepts any object as a pytree.
 PyTree: TypeAlias = Any
 State = TypeVar("State")
@@ -141,3 +143,41 @@ def is_narrow(dtype: DTypeLike) -> bool:
 def is_masked(x: object) -> bool:
     """Returns whether `x` is the node with which `optax.masked` replaces a parameter."""
     return isinstance(x, optax.MaskedNode)
+
+
+def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
+    """Returns the mask of a batch, (B,) booleans, all True if `mask` is None."""
+    if mask is None:
+        return jnp.ones(batch_size, bool)
+    mask = jnp.asarray(mask)
+    if mask.shape != (batch_size,):
+        raise ValueError(
+            f"`mask` must have shape ({batch_size},), one entry per example, got {mask.shape}. "
+            "Labels go into the batch: `grad_fn(params, (x, y), mask)`."
+        )
+    if not (jnp.issubdtype(mask.dtype, bool) or jnp.issubdtype(mask.dtype, jnp.integer)):
+        raise TypeError(
+            f"`mask` must hold booleans or integers, got {mask.dtype}. Put weights of examples "
+            "into the loss, before the clip. Labels go into the batch: "
+            "`grad_fn(params, (x, y), mask)`."
+        )
+    return mask.astype(bool)
+
+
+def batch_length(tree: PyTree) -> int:
+    """Returns the common length of the leading axis, or raises an error."""
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            "Every leaf must have the examples as its leading axis, of one length, got "
+            + _list_lengths(tree)
+            + ". Convert a list of examples to one array with `np.stack`." * isinstance(tree, list)
+        )
+    return sizes.pop()[0]
+
+
+def _list_lengths(tree: PyTree) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    sizes = [(jax.tree_util.keystr(path) or "leaf", jnp.shape(leaf)[:1]) for path, leaf in leaves]
+    shown = [f"{name}: {size}" for name, size in sizes]
+    return ", ".join(shown[:MAX_SHOWN] + ["…"] * (len(shown) > MAX_SHOWN)) or "no leaf"

@@ -168,14 +168,12 @@ def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
     pool = ThreadPoolExecutor(1, thread_name_prefix="dpoptax batches")
     exiting = sys.is_finalizing  # modules may be gone when an abandoned iterator ends at exit
     try:
-        pending = None
-        for step in steps:
-            ahead = pool.submit(load, step)
-            if pending is not None:
-                yield pending.result()
-            pending = ahead
-        if pending is not None:
+        submitted = (pool.submit(load, step) for step in steps)
+        pending = next(submitted, None)
+        while pending is not None:
+            ahead = next(submitted, None)  # loads while the program uses the pending batch
             yield pending.result()
+            pending = ahead
     finally:
         if not exiting():  # Python has ended the thread by then
             pool.shutdown()

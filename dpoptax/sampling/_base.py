@@ -25,6 +25,11 @@ _DRAWING = (
     *("sample", "samples", "_draw_stretch", "_draws", "_keep", "_order", "_pad", "_pcg64"),
     "_shake256",
 )
+# The entries of `describe` that all samplers have.
+_DESCRIBED = (
+    *("generator", "neighboring_relation", "dataset_size", "batch_size"),
+    *("sampling_probability", "padded_size"),
+)
 
 
 def checked_step(step: int) -> int:
@@ -155,12 +160,8 @@ class Sampler(abc.ABC):
         changes no stored text.
         """
         free = ("seed", "multiple_of", "owners")
-        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
-        given = [
-            f"{name}={value!r}"
-            for name, (value, default) in values.items()
-            if name not in free and repr(value) != repr(default)
-        ]
+        values = {f: getattr(self, f.name) for f in fields(self) if f.name not in free}
+        given = [f"{f.name}={x!r}" for f, x in values.items() if repr(x) != repr(f.default)]
         return f"{type(self).__name__}({', '.join(given)})"
 
     @property
@@ -174,16 +175,8 @@ class Sampler(abc.ABC):
 
     def describe(self) -> dict[str, object]:
         """Returns the sampling as JSON values for a run's record, without the seed."""
-        return {
-            "sampling": type(self).__name__,
-            "generator": self.generator,
-            "neighboring_relation": self.neighboring_relation,
-            "dataset_size": self.dataset_size,
-            "batch_size": self.batch_size,
-            "sampling_probability": self.sampling_probability,
-            "padded_size": self.padded_size,
-            **{name: getattr(self, name) for name in self._described},
-        }
+        names = (*_DESCRIBED, *self._described)
+        return {"sampling": type(self).__name__, **{name: getattr(self, name) for name in names}}
 
     def _padded(self, length: int) -> int:
         return -(-length // self.multiple_of) * self.multiple_of

@@ -22,7 +22,7 @@ from dpoptax._ghost_clipping.factor_products import (
     MeasuredTerm,
     Segment,
 )
-from dpoptax._ghost_clipping.sums import ghost_clipped_sum, product_sums
+from dpoptax._ghost_clipping.sums import product_sums
 from dpoptax._ghost_clipping.transformed import cotangents, pulled_back_norms
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding import block_sums, bounds, part_limits
@@ -248,10 +248,10 @@ def product_sum(machine, factored, blocks=1, examples=None):
     if examples is None:
         examples = blocks * product_sums.split_sum(factored(1), 1).block
     given = factored(examples)
-    total = lambda w: ghost_clipped_sum.sum_products(  # noqa: E731
+    total = lambda w: product_sums.sum_products(  # noqa: E731
         given, w, bound=1.0, examples=examples
     )
-    tau = block_sums.combine_roundings([ghost_clipped_sum.product_rounding(given, examples)])
+    tau = block_sums.combine_roundings([product_sums.product_rounding(given, examples)])
     return moved(machine, total, np.ones(examples, np.float32), tau)
 
 
@@ -348,7 +348,7 @@ BLOCK = shorter_gamma(block_sums, "block_rounding")
 ABOVE = shorter(block_sums, "_rounding_above")
 PARTS = shorter(block_sums, "parts_rounding")
 L2, AUTO = dpoptax.l2_clip(C), dpoptax.automatic_clip(C, gamma=0.0)
-E32, E16 = product_sums.FLOAT32_ERROR, product_sums.BFLOAT16_ERROR
+E32, E16 = bounds.FLOAT32_ERROR, product_sums.BFLOAT16_ERROR
 # The error of a product in float32, and of a second rounding, to bfloat16.
 ONCE, TWICE = 2.0**-24, (1 + 2.0**-24) * (1 + 2.0**-8) - 1
 MOST = bounds.largest_ratio(64)

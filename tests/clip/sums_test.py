@@ -11,7 +11,7 @@ import pytest
 import dpoptax.tables
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.factor_products import FactoredGradients, MeasuredTerm
-from dpoptax._ghost_clipping.sums import ghost_clipped_sum, product_sums
+from dpoptax._ghost_clipping.sums import product_sums
 from dpoptax._rounding import block_sums, bounds, integer_sums
 from tests import helpers
 from tests.helpers import floats
@@ -109,13 +109,13 @@ def test_step_rounding_counts_every_changed_entry():
 
 def test_steps_follow_bound_of_the_gradient(monkeypatch):
     """Steps follow the gradient's clipping bound, not the joint bound with a count."""
-    found, sum_products = [], ghost_clipped_sum.sum_products
+    found, sum_products = [], product_sums.sum_products
 
     def seen(*args, bound, **options):
         found.append(bound)
         return sum_products(*args, bound=bound, **options)
 
-    monkeypatch.setattr(ghost_clipped_sum, "sum_products", seen)
+    monkeypatch.setattr(product_sums, "sum_products", seen)
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(1.0))
     grad_fn = dpoptax.clipped_grad(jnp.dot, dpoptax.contrib.adaptive_clip(1.0, count_share=0.75))
     jax.eval_shape(lambda x: grad_fn(points, x).sum, jax.ShapeDtypeStruct((4, 2), jnp.float32))
@@ -131,7 +131,7 @@ def test_lookups_that_a_product_cancels_fit_into_integers():
         factor_products.Segment(tokens, large * one),
         factor_products.Segment(unit, (1 - large) * one),
     ]
-    found = ghost_clipped_sum.sum_products(
+    found = product_sums.sum_products(
         FactoredGradients(segments, (1, 4, 1)), jnp.ones(size), bound=6.0, examples=size
     )
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
@@ -143,7 +143,7 @@ def test_lookups_that_a_product_cancels_fit_into_integers():
 def test_matrix_products_are_cut_into_blocks(positions, side, examples):
     """The rounding that one example changes in a blocked product does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
-    total = lambda x, w: ghost_clipped_sum.sum_products(  # noqa: E731
+    total = lambda x, w: product_sums.sum_products(  # noqa: E731
         FactoredGradients([factor_products.Segment(x, x)], (1, side, side)),
         w,
         bound=1.0,
@@ -212,7 +212,7 @@ def test_tau_covers_termwise_and_whole_rounding():
 
     def of(positions, points):
         factor = jax.ShapeDtypeStruct((64, 1, positions, 8), jnp.float32)
-        return ghost_clipped_sum.product_rounding(
+        return product_sums.product_rounding(
             FactoredGradients([factor_products.Segment(factor, factor)] * points, (1, 8, 8)), 64
         )
 
@@ -228,7 +228,7 @@ def test_fixed_arrays_add_one_rounding():
     alone = FactoredGradients([factor_products.Segment(factor, factor)], (1, 8, 8))
     term = MeasuredTerm(*[jnp.ones((16, 1, 8, 8))] * 3)
     beside = FactoredGradients(alone.segments, alone.sizes, [term])
-    with_it, without = (ghost_clipped_sum.product_rounding(x, 16).joined for x in (beside, alone))
+    with_it, without = (product_sums.product_rounding(x, 16).joined for x in (beside, alone))
     ratio = product_sums.absolute_ratio(beside)
     assert (
         with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT_ROUNDOFF
@@ -310,7 +310,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     segments = [factor_products.Segment(rows, columns)]
 
     def results(coefficients):
-        total = ghost_clipped_sum.sum_products(
+        total = product_sums.sum_products(
             FactoredGradients(segments, sizes), coefficients, bound=1.0, examples=6
         )
         return factor_products.measure(segments, sizes, "gram"), total

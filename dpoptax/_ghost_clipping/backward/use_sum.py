@@ -22,7 +22,6 @@ from dpoptax._ghost_clipping.plan import PlannedUse, choose_product_method, is_p
 from dpoptax._ghost_clipping.records.record_points import recorded
 from dpoptax._ghost_clipping.sums.example_gradients import make_segment
 from dpoptax._ghost_clipping.sums.product_sums import (
-    FLOAT32_ERROR,
     absolute_ratio,
     measure_product,
     product_rounding,
@@ -34,7 +33,7 @@ from dpoptax._losses.views import View
 from dpoptax._points.points import weigh
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
-from dpoptax._rounding.bounds import NormBounds, Piece, formed_bounds, within_range
+from dpoptax._rounding.bounds import FLOAT32_ERROR, NormBounds, Piece, formed_bounds, within_range
 from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import materialize
 

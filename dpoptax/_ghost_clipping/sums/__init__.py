@@ -9,4 +9,15 @@ batch of B examples, the types are:
   slice of it.
 
 `product_sums` weighs and adds up the segments of a product.
+
+`product_sums` is imported on first use, as an attribute of the package.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.sums import product_sums as product_sums
+else:
+    from dpoptax._support.lazy import lazy_names
+
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

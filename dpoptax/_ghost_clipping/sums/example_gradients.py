@@ -8,18 +8,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._ghost_clipping import factor_products
-from dpoptax._ghost_clipping.factor_products import (
-    FactoredGradients,
-    Segment,
-    is_one_hot,
-)
+from dpoptax import _ghost_clipping, _losses
 from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
 from dpoptax._ghost_clipping.records.record_points import (
     Records,
@@ -28,12 +24,14 @@ from dpoptax._ghost_clipping.records.record_points import (
     weighted_pairs,
 )
 from dpoptax._ghost_clipping.records.run_block import ParameterEvaluator
-from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.program import Use
 from dpoptax._points.points import weigh
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize, round_to_dtype
+
+if TYPE_CHECKING:
+    from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 
 # Smaller formed gradients share one array, since many arrays compile slowly.
 _BUNDLED_ENTRIES = 2**10
@@ -52,7 +50,7 @@ class ExampleGradients:
     """
 
     plan: Plan
-    products: list[FactoredGradients]
+    products: "list[FactoredGradients]"
     formed: dict[tuple[int, ...], jax.Array]
 
 
@@ -80,7 +78,7 @@ def collect_gradients(
     products = [
         pull_back_product(product, own, records.factor_dtype, fixed, differences=differences)
         if product.is_pulled
-        else FactoredGradients(
+        else _ghost_clipping.factor_products.FactoredGradients(
             [segment.rounded(records.factor_dtype) for _, segment in own], product.layout.sizes
         )
         for product, own in zip(plan.products, uses, strict=True)
@@ -105,7 +103,7 @@ def _form_gradients(plan: Plan, records: Records) -> dict[int, jax.Array]:
 def _form_used_gradients(plan: Plan, records: Records) -> Iterator[tuple[int, jax.Array]]:
     """Yields parameters and their per-example gradients (B, ...) from formed uses."""
     for use in plan.formed_uses:
-        view = find_view(use.value)
+        view = _losses.derived_views.find_view(use.value)
         if view is None:
             yield from _pull_back(use, records)
             continue
@@ -128,11 +126,12 @@ def _form_use(
     in float32.
     """
     groups, rows, columns = use.rule.layout.sizes
+    factor_products = _ghost_clipping.factor_products
 
     def form(row_parts: Callable[..., list[tuple[jax.Array, jax.Array]]]) -> jax.Array:
         by_pair = [
             [
-                Segment(*part).rounded(dtype)
+                factor_products.Segment(*part).rounded(dtype)
                 for part in jax.vmap(row_parts)(operand, weigh(cotangent, weight))
             ]
             for operand, cotangent, weight in pairs
@@ -194,7 +193,7 @@ def _join(gradients: list[jax.Array]) -> jax.Array:
 
 def collect_factors(
     product: Product, records: Records, differences: bool
-) -> list[tuple[PlannedUse, Segment]]:
+) -> "list[tuple[PlannedUse, Segment]]":
     """Returns the weighted factors of a product, for each use and point."""
     return [
         (member, _segment(member, pair, records))
@@ -207,7 +206,7 @@ def collect_factors(
     ]
 
 
-def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> Segment:
+def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> "Segment":
     operand, cotangent, weight = pair
     if (weight, member.view.scale) != (1.0, 1.0):
         # The selection also keeps the compiler from multiplying weights and coefficients in another
@@ -216,11 +215,13 @@ def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> Segmen
     segment = make_segment(member, operand, cotangent)
     if records.early:
         return segment  # of records, which are in the working range where necessary
-    return Segment(*(x if is_one_hot(x) else within_range(x) for x in segment))
+    is_one_hot = _ghost_clipping.factor_products.is_one_hot
+    return type(segment)(*(x if is_one_hot(x) else within_range(x) for x in segment))
 
 
-def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> Segment:
+def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> "Segment":
     """Returns the factors of one use, in the layout of its product."""
-    segment = Segment(*jax.vmap(member.use.rule.factors)(operand, cotangent))
+    factors = _ghost_clipping.factor_products
+    segment = factors.Segment(*jax.vmap(member.use.rule.factors)(operand, cotangent))
     segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment

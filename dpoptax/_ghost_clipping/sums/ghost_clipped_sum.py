@@ -9,10 +9,9 @@ joint norm over several gradient points, the bounds on rounding, and the support
 programs are new here.
 """
 
-import collections
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clip import Clip
-from dpoptax._ghost_clipping import factor_products
-from dpoptax._ghost_clipping.factor_products import FactoredGradients
+from dpoptax._ghost_clipping import sums
 from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._ghost_clipping.plan import unweighted_sides
 from dpoptax._ghost_clipping.records.record_points import record_points
@@ -30,21 +28,12 @@ from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
     collect_gradients,
 )
-from dpoptax._ghost_clipping.sums.product_sums import (
-    FLOAT32_ERROR,
-    absolute_ratio,
-    is_plain,
-    measure_product,
-    product_rounding,
-    sum_error,
-    sum_products,
-)
 from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums, bounds
 from dpoptax._rounding.block_sums import WholeBatch, sum_statistic
-from dpoptax._rounding.bounds import NormBounds, Piece
+from dpoptax._rounding.bounds import FLOAT32_ERROR, Piece
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import opaque_integers, unstack
 
@@ -100,10 +89,10 @@ def ghost_clipped_sum(
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
     """Returns a sum shaped like the parameters, or as the clip encodes it."""
-    sums, statistic = total
+    by_bundle, statistic = total
     leaves, structure = jax.tree.flatten(params)
     found: dict[int, jax.Array] = {}
-    for bundle, vector in sums.items():
+    for bundle, vector in by_bundle.items():
         found |= zip(bundle, _unbundle(vector, [leaves[i] for i in bundle]), strict=True)
     kinds = map(float32_at_least, leaves)
     whole = [
@@ -141,72 +130,32 @@ def clip_and_sum(
         scaled, pieces, mask, group_count=1 + max(groups), tau=tau
     )
     (by_piece,) = unstack(coefficients)
-    bound, products = scaled.sensitivity, gradients.products
-
-    def part(factored: FactoredGradients, coefficients: jax.Array) -> jax.Array:
-        return sum_products(factored, coefficients, bound=bound, examples=whole.examples)
-
-    sums: GradientSums = {}
-    parts = map(_once_per_shape(part), products, by_piece)
-    for product, total in zip(gradients.plan.products, parts, strict=True):
-        leaf, placed = (product.leaf,), product.place(total)
-        sums[leaf] = sums[leaf] + placed if leaf in sums else placed
+    total: GradientSums = {}
+    products, options = gradients.products, (scaled.sensitivity, whole.examples)
+    parts = sums.product_sums.sum_each(products, by_piece, *options) if products else ()
+    for product, part in zip(gradients.plan.products, parts, strict=True):
+        leaf, placed = (product.leaf,), product.place(part)
+        total[leaf] = total[leaf] + placed if leaf in total else placed
     formed = zip(gradients.formed.items(), by_piece[len(products) :], strict=True)
-    sums |= {leaves: block_sums.sum_weighted(each, x) for (leaves, x), each in formed}
-    return sums, sum_statistic(clip, reference, norms, used, whole)
+    total |= {leaves: block_sums.sum_weighted(each, x) for (leaves, x), each in formed}
+    return total, sum_statistic(clip, reference, norms, used, whole)
 
 
 def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
     """Returns the pieces of each example's gradient: first products, then bundles."""
-    pieces, products = [], gradients.plan.products
-    sizes = measure_products(gradients.products, [product.method for product in products])
-    for product, factored, size in zip(products, gradients.products, sizes, strict=True):
-        group = groups[product.leaf]
-        pieces.append(Piece(size, group, absolute_ratio(factored), sum_error(factored)))
+    products, planned = gradients.products, gradients.plan.products
+    pieces = sums.product_sums.make_pieces(products, planned, groups) if products else []
     for (leaf, *_), formed in gradients.formed.items():
         size = bounds.formed_bounds(formed)
         pieces.append(Piece(size, groups[leaf], sum_error=FLOAT32_ERROR))
     return pieces
 
 
-def measure_products(products: list[FactoredGradients], methods: list[str]) -> list[NormBounds]:
-    """Returns the norm bounds of products; inner products of equal lengths are added together."""
-    measure = _once_per_shape(measure_product, static_argnums=1)
-    sum_positions = _once_per_shape(lambda x: factor_products.sum_positions(x.segments, x.sizes))
-    found: dict[int, NormBounds] = {}
-    by_positions: dict[int, list[int]] = collections.defaultdict(list)
-    for i, (factored, method) in enumerate(zip(products, methods, strict=True)):
-        if method == "gram" and is_plain(factored):
-            by_positions[factored.segments[0].rows.shape[2]].append(i)
-        else:
-            found[i] = measure(factored, method)
-    for indices in by_positions.values():
-        sums = [sum_positions(products[i]) for i in indices]
-        given = [(products[i].segments, products[i].sizes) for i in indices]
-        together = factor_products.measure_together(sums, given)
-        found |= dict(zip(indices, together, strict=True))
-    return [found[i] for i in range(len(products))]
-
-
-def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Returns a function of factored gradients that is traced once for those of equal shapes.
-
-    The traces are kept for this call only.
-    """
-    # A new function object, because `jit` shares traces among calls with the same function.
-    traced = jax.jit(functools.partial(function), **options)
-
-    def call(factored: FactoredGradients, *args: Any) -> Any:
-        # `MeasuredTerm` is not a pytree, so `jit` cannot take it.
-        return (function if factored.terms else traced)(factored, *args)
-
-    return call
-
-
 def sum_rounding(gradients: ExampleGradients, whole: WholeBatch) -> float:
     """Returns τ of the clipped sum over all parts of a batch."""
     products = gradients.products
-    return block_sums.tau(whole, [product_rounding(each, whole.examples) for each in products])
+    roundings = [sums.product_sums.product_rounding(each, whole.examples) for each in products]
+    return block_sums.tau(whole, roundings)
 
 
 def _unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:

@@ -6,25 +6,30 @@ parameters and of several gradient points have several, and lookup tables have o
 Segments with one-hot factors are added together as integers.
 """
 
+import collections
 import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpoptax import _rounding
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
+from dpoptax._ghost_clipping.plan import Product
 from dpoptax._losses.rules import Sizes
-from dpoptax._rounding import block_sums, integer_sums
+from dpoptax._rounding import block_sums
 from dpoptax._rounding.bounds import (
+    FLOAT32_ERROR,
     LARGEST_NUMBER,
     MINIMUM_BOUND,
     NormBounds,
+    Piece,
     broadcast_examples,
     largest_ratio,
 )
@@ -32,8 +37,7 @@ from dpoptax._support.tree import widen
 
 # On TPU, the largest part of the sum of a group.
 _PART_ENTRIES = 2**19
-# Relative errors of a coefficient times a factor, with room for the rounding of these bounds.
-FLOAT32_ERROR = 2.0**-23
+# As `FLOAT32_ERROR`, for a factor in bfloat16.
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 
 
@@ -243,7 +247,9 @@ def sum_products(
 
     def add(table: jax.Array, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
         terms = _lookup_terms(cut)
-        return integer_sums.add_lookups(table, lookups, examples=examples, bound=bound, **terms)
+        return _rounding.integer_sums.add_lookups(
+            table, lookups, examples=examples, bound=bound, **terms
+        )
 
     return jax.vmap(add)(table, lookups)
 
@@ -254,7 +260,7 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     rounding = lookups = block_sums.Rounding()
     if cut.lookups:
         groups, _, columns = factored.sizes
-        lookups = integer_sums.lookup_rounding(
+        lookups = _rounding.integer_sums.lookup_rounding(
             groups * columns, examples=examples, **_lookup_terms(cut)
         )
     if cut.dense or factored.terms:
@@ -272,3 +278,59 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     termwise = cut.number > 1 or lookups.termwise
     own = lookups.own + flushed(factored)
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
+
+
+def make_pieces(
+    products: list[FactoredGradients], planned: Sequence[Product], groups: list[int]
+) -> list[Piece]:
+    """Returns the pieces of the norm that are products."""
+    sizes = measure_products(products, [product.method for product in planned])
+    return [
+        Piece(size, groups[product.leaf], absolute_ratio(factored), sum_error(factored))
+        for product, factored, size in zip(planned, products, sizes, strict=True)
+    ]
+
+
+def measure_products(products: list[FactoredGradients], methods: list[str]) -> list[NormBounds]:
+    """Returns the norm bounds of products; inner products of equal lengths are added together."""
+    measure = _once_per_shape(measure_product, static_argnums=1)
+    sum_positions = _once_per_shape(lambda x: factor_products.sum_positions(x.segments, x.sizes))
+    found: dict[int, NormBounds] = {}
+    by_positions: dict[int, list[int]] = collections.defaultdict(list)
+    for i, (factored, method) in enumerate(zip(products, methods, strict=True)):
+        if method == "gram" and is_plain(factored):
+            by_positions[factored.segments[0].rows.shape[2]].append(i)
+        else:
+            found[i] = measure(factored, method)
+    for indices in by_positions.values():
+        sums = [sum_positions(products[i]) for i in indices]
+        given = [(products[i].segments, products[i].sizes) for i in indices]
+        together = factor_products.measure_together(sums, given)
+        found |= dict(zip(indices, together, strict=True))
+    return [found[i] for i in range(len(products))]
+
+
+def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Returns a function of factored gradients that is traced once for those of equal shapes.
+
+    The traces are kept for this call only.
+    """
+    # A new function object, because `jit` shares traces among calls with the same function.
+    traced = jax.jit(functools.partial(function), **options)
+
+    def call(factored: FactoredGradients, *args: Any) -> Any:
+        # `MeasuredTerm` is not a pytree, so `jit` cannot take it.
+        return (function if factored.terms else traced)(factored, *args)
+
+    return call
+
+
+def sum_each(
+    products: list[FactoredGradients], coefficients: list[jax.Array], bound: float, examples: int
+) -> Iterator[jax.Array]:
+    """Yields the sum of each product, `sum_products`. Further coefficients are ignored."""
+
+    def part(factored: FactoredGradients, coefficients: jax.Array) -> jax.Array:
+        return sum_products(factored, coefficients, bound=bound, examples=examples)
+
+    return map(_once_per_shape(part), products, coefficients)
