@@ -49,7 +49,20 @@ def _joined(params, example):
     return jnp.sum((joined - example["y"]) ** 2)
 
 
+def _counted(params, example):
+    """A loss whose product reads a counter, which is equal for all examples."""
+
+    def turn(carry, x):
+        total, count = carry
+        return (total + x, count + 1.0), None
+
+    (total, count), _ = jax.lax.scan(turn, (0.0, 0.0), example["x"])
+    found = jnp.full(3, count) @ params["last"]["w"]
+    return total * jnp.sum((found - example["y"]) ** 2)
+
+
 PROGRAMS = {
+    "counted": (_counted, {"last": {"w": (3, 4)}}),
     "dense": (_dense, {"first": {"w": (6, 5), "b": (5,)}, "last": {"w": (5, 4)}}),
     "scanned": (_scanned, {"layers": {"w": (3, 6, 6)}, "last": {"w": (6, 4)}}),
     "lookup": (_lookup, {"table": {"w": (6, 4)}}),

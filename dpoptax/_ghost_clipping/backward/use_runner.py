@@ -55,12 +55,16 @@ def run_uses(
     def shape_of(use: Use) -> tuple[int, ...]:
         return () if mapped else use.step_rule.layout.split
 
-    def run_use(step: Step, operands: Arrays, own: PyTree) -> tuple[Arrays, None]:
-        assert step.use is not None
-        function, shape = functions[step.use.index], shape_of(step.use)
-        return [_use_with_probe(step, function, shape, mapped)(operands, *own)], None
+    def example(
+        probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays, number: jax.Array
+    ) -> Arrays:
+        def run_use(step: Step, operands: Arrays, own: PyTree) -> tuple[Arrays, None]:
+            assert step.use is not None
+            function, shape = functions[step.use.index], shape_of(step.use)
+            operands = list(operands)
+            operands[step.data] = _of_example(operands[step.data], number)
+            return [_use_with_probe(step, function, shape, mapped)(operands, *own)], None
 
-    def example(probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays) -> Arrays:
         # Parameters are the same for all examples, so a gradient by them would be a sum. The zeros
         # have a row for each example, and so do the gradients by them.
         leaves = [x + opaque[i] if i in opaque else x for i, x in enumerate(params)]
@@ -68,12 +72,14 @@ def run_uses(
         outputs, _ = run_block(program.block, [*leaves, *inputs], by_use, run_use)
         return outputs
 
-    every = jax.vmap(example, (0 if mapped else None, 0, 0, 0), spmd_axis_name=axes)
+    # A probe with a row for each example gets a result with a row for each. The probe of a sum is
+    # one array for all examples, and so is its derivative.
+    every = jax.vmap(example, (0 if mapped else None, 0, 0, 0, 0), spmd_axis_name=axes)
 
     def total(probes: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
         # A loss does not depend on other examples. So each example gets the cotangents of its loss
         # from the gradient of the sum.
-        outputs = every(probes, opaque, own, inputs)
+        outputs = every(probes, opaque, own, inputs, jnp.arange(examples))
         return outputs[0].sum(), outputs
 
     def probe(use: Use) -> jax.Array:
@@ -99,6 +105,23 @@ def run_uses(
     return found, gradients, outputs
 
 
+# Privacy: an array that is equal for all examples, such as a counter of a loop, has no axis of
+# examples under `jax.vmap`. The cotangent of a use of it would be a sum over the batch.
+@jax.custom_batching.custom_vmap
+def _of_example(x: jax.Array, number: jax.Array) -> jax.Array:
+    """Returns x, with an axis of examples under `jax.vmap`, as `number` has."""
+    del number
+    return x
+
+
+@_of_example.def_vmap
+def _of_each_example(
+    size: int, batched: list[bool], x: jax.Array, number: jax.Array
+) -> tuple[jax.Array, bool]:
+    del number
+    return (x if batched[0] else jnp.broadcast_to(x, (size, *x.shape))), True
+
+
 def _use_with_probe(
     step: Step, function: BatchFunction, shape: tuple[int, ...], mapped: bool
 ) -> Callable[..., jax.Array]:
@@ -120,6 +143,7 @@ def _use_with_probe(
         def whole(x: jax.Array, is_batched: bool) -> jax.Array:
             return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
 
+        # `mapped` tells `jax.vmap` whether the result has an axis of examples.
         return function(*jax.tree.map(whole, arrays, tuple(batched))), mapped
 
     @jax.custom_vjp
@@ -136,6 +160,8 @@ def _use_with_probe(
         if cotangent.dtype != jnp.float16:  # which becomes float32 when it is recorded
             # Here, so that the derivative and the sum read one array.
             cotangent = within_range(cotangent)
+        # A use has one operand that depends on the example. The parameter gets no gradient here,
+        # because the result for the probe replaces it. Indices have none.
         operand, gradients = operands[step.data], [None] * len(operands)
         if jnp.issubdtype(operand.dtype, jnp.inexact):
 
