@@ -51,11 +51,9 @@ def result_entries(
 ) -> list[EntryFacts]:
     """Returns the facts of each result, from those of the operands and their numbers."""
     name, size = eqn.primitive.name, _size(eqn.outvars[0])
-    given = [
-        EQUAL_FACTS if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)
-    ]
+    given = _single_are_equal(eqn, given)
     if name == "sort":
-        return list(given)
+        return given
     found = UNKNOWN_FACTS
     # Narrow integers would wrap around and repeat.
     if name == "iota" and len(eqn.params["shape"]) == 1 and _is_wide(eqn.outvars[0]):
@@ -96,13 +94,19 @@ def _key_entries(
     if name == "random_split" and _size(eqn.invars[0]) == 1:
         return EntryFacts(distinct=True)
     if name == "random_fold_in":
-        return folded_entries(given)
+        return folded_entries(eqn, given)
     return EntryFacts(distinct=distinct and name != "random_bits")
 
 
-def folded_entries(given: Sequence[EntryFacts]) -> EntryFacts:
+def _single_are_equal(eqn: JaxprEqn, given: Sequence[EntryFacts]) -> list[EntryFacts]:
+    """Replaces the facts of operands with one entry, which a result may repeat."""
+    pairs = zip(eqn.invars, given, strict=True)
+    return [EQUAL_FACTS if _size(v) == 1 else facts for v, facts in pairs]
+
+
+def folded_entries(eqn: JaxprEqn, given: Sequence[EntryFacts]) -> EntryFacts:
     """Returns the facts of keys that numbers were folded into."""
-    keys, folded = given
+    keys, folded = _single_are_equal(eqn, given)
     return EntryFacts(distinct=(folded if keys == EQUAL_FACTS else keys).distinct)
 
 

@@ -187,7 +187,7 @@ class LabelFollower:
         numbers = tuple(label.number for label in read)
         folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
         typed = is_key(eqn.outvars[0])  # each entry is a key
-        facts = folded_entries([label.entries for label in read]) if typed else UNKNOWN_FACTS
+        facts = folded_entries(eqn, [label.entries for label in read]) if typed else UNKNOWN_FACTS
         return dataclasses.replace(join_labels(read), number=folded, entries=facts)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
