@@ -115,10 +115,6 @@ def unsupported(event: Event, message: str) -> dpa.UnsupportedEventError:
 class CustomDpEvent(dpa.DpEvent):
     """An event that dp_accounting lacks; see `custom_events`."""
 
-    def composable(self) -> Event:
-        """Returns an event that "pld" and "rdp" price, and that reveals at least as much."""
-        return self
-
     def uncut(self) -> Uncut:
         """Returns the event with unbounded batches, as `without_truncation`."""
         return Uncut(self, 0.0)
@@ -150,10 +146,7 @@ class GroupDpEvent(CustomDpEvent):
 
 
 def parts_of(event: Event, count: int = 1) -> Parts:
-    """Returns the parts of a composition, with bounds for those that only Monte Carlo can price.
-
-    The parts are hashable, so that prices can be cached.
-    """
+    """Returns the parts of a composition, which are hashable, so that prices can be cached."""
     if isinstance(event, dpa.SelfComposedDpEvent):
         return parts_of(event.event, count * event.count)
     if isinstance(event, dpa.ComposedDpEvent):
@@ -163,8 +156,6 @@ def parts_of(event: Event, count: int = 1) -> Parts:
                 f"only once, got {event.events!r}."
             )
         return tuple(part for each in event.events for part in parts_of(each, count))
-    if isinstance(event, CustomDpEvent) and (bound := event.composable()) is not event:
-        return parts_of(bound, count)
     names = [field.name for field in getattr(type(event), "__attrs_attrs__", ())]
     inner = {name: _hashable(getattr(event, name)) for name in names}
     return ((attr.evolve(event, **inner) if inner else event, count),)

@@ -2,19 +2,22 @@
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
 from dpoptax import _pricing
-from dpoptax._pricing import participation_chains
+from dpoptax.sampling._allocation import RandomAllocationSampler
 from dpoptax.sampling._base import Sampler
-from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
     from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
+
+
+# With fewer, revealing the step modulo the number of bands leaves almost no amplification.
+_LEAST_SLOTS = 4
 
 
 class Strategy(abc.ABC):
@@ -83,8 +86,10 @@ class Participation:
     def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
         fixed = _takes_turns(sampler) and sampler.participation_probability == 1
-        if strategy.bands == 1 or self._amplified or fixed or isinstance(sampler, ChainSampler):
+        if strategy.bands == 1 or self._amplified or fixed:
             return
+        if _is_allocation(sampler):
+            return self._check_allocation(sampler)
         if _takes_turns(sampler):
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
             raise ValueError(
@@ -93,10 +98,27 @@ class Participation:
                 "example could take part twice within these steps by chance, and no ε is known."
             )
         raise ValueError(
-            "`sampler` must be a CyclicPoissonSampler, MinSeparationSampler or "
-            f"RandomAllocationSampler for correlated noise, got {type(sampler).__name__}. An "
-            "example could take part in successive steps, and no ε is known."
+            "`sampler` must be a CyclicPoissonSampler or a RandomAllocationSampler for correlated "
+            f"noise, got {type(sampler).__name__}. An example could take part in successive steps, "
+            "and no ε is known."
         )
+
+    def _check_allocation(self, sampler: RandomAllocationSampler) -> None:
+        """Raises if the strategy has too many bands or a negative entry."""
+        bands = self.strategy.bands
+        if sampler.participations > 1 or bands is None or _LEAST_SLOTS * bands > sampler.period:
+            raise ValueError(
+                "`sampler` must be a CyclicPoissonSampler with cycle_length · batch_size = "
+                f"dataset_size for a strategy with {bands or 'all'} bands, got {sampler}. A "
+                "RandomAllocationSampler has a price with correlated noise if each example is in "
+                f"one step of every period, of at least {_LEAST_SLOTS} steps for each band."
+            )
+        least = min(self.strategy.column(bands))
+        if least < 0:
+            raise ValueError(
+                "The first column of the strategy must not be negative if records take part at "
+                f"random, got an entry of {least:.3g}. No ε is known for others."
+            )
 
     @property
     def _amplified(self) -> bool:
@@ -126,15 +148,11 @@ class Participation:
 
         Gradients are clipped to norm 1. An example that takes part in every cycle adds ‖A u‖, with
         u = 1 in every cycle_length-th step, if the column is nonnegative and nonincreasing (Kalinin
-        and Lampert, 2024, Theorem 2). An example that takes part at random adds at most the largest
-        ‖A x‖ over its possible participations x, if the column is nonnegative.
+        and Lampert, 2024, Theorem 2). Under other samplers, it may take part in every step.
 
         Raises:
           ValueError: the column has other entries.
         """
-        if isinstance(self.sampler, ChainSampler):
-            column = _pricing.custom_events.shortest(self.strategy.column(steps).tolist())
-            return participation_chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         entries = np.asarray(self.strategy.column(steps), np.float64)
         if np.any(entries < 0) or np.any(np.diff(entries) > 0):
             raise ValueError(
@@ -153,19 +171,15 @@ class Participation:
             return self.sampler.dp_event(noise_multiplier, steps)
         if steps == 0:
             return dpa.NoOpDpEvent()
-        multiplier = noise_multiplier / self.sensitivity(steps)
-        unamplified = _pricing.events.noisy_sum_event(multiplier, 1)
-        if not isinstance(self.sampler, ChainSampler):
-            return unamplified
-        run: dict[str, Any] = {
-            "column": _pricing.custom_events.shortest(self.strategy.column(steps).tolist()),
-            "chain": self.sampler.chain,
-            "overflow": self.sampler.full_probability,
-        }
-        amplified = _pricing.custom_events.banded_allocation_event(noise_multiplier, steps, **run)
-        return _pricing.custom_events.participation_event(
-            noise_multiplier, steps, **run, bound=amplified or unamplified
-        )
+        if _is_allocation(self.sampler):
+            return _pricing.custom_events.banded_allocation_event(
+                noise_multiplier,
+                steps,
+                column=np.trim_zeros(self.strategy.column(steps), "b").tolist(),
+                period=self.sampler.period,
+                overflow=self.sampler.full_probability,
+            )
+        return _pricing.events.noisy_sum_event(noise_multiplier / self.sensitivity(steps), 1)
 
 
 def _takes_turns(sampler: Sampler) -> TypeGuard[CyclicPoissonSampler]:
@@ -173,4 +187,12 @@ def _takes_turns(sampler: Sampler) -> TypeGuard[CyclicPoissonSampler]:
     return (
         isinstance(sampler, CyclicPoissonSampler)
         and type(sampler).dp_event is CyclicPoissonSampler.dp_event
+    )
+
+
+def _is_allocation(sampler: Sampler) -> TypeGuard[RandomAllocationSampler]:
+    """Returns whether it is random allocation, and not a subclass that states another event."""
+    return (
+        isinstance(sampler, RandomAllocationSampler)
+        and type(sampler).dp_event is RandomAllocationSampler.dp_event
     )

@@ -172,7 +172,7 @@ def test_price_equals_floating_point_noise():
     "sampler",
     [
         matrix.CyclicPoissonSampler(24, 8, seed=0, cycle_length=3),
-        sampling.MinSeparationSampler(1000, 8, seed=0, separation=2),
+        sampling.RandomAllocationSampler(1000, 8, seed=0),
     ],
 )
 def test_refuses_epsilon_if_example_repeats_within_band(sampler):
