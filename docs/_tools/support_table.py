@@ -95,12 +95,6 @@ def methods():
             clip,
             dpoptax.correlated_noise(buffered, **release, key=key),
         ),
-        "correlated noise, banded inverse": (
-            clip,
-            dpoptax.correlated_noise(
-                matrix.BandedInverseToeplitz((1.0, -0.5), _STEPS), **release, key=key
-            ),
-        ),
         "two noise stages": (clip, optax.chain(white, optax.identity())),
         "GeoDP as published": (clip, dpoptax.contrib.geodp(0.1, **release, key=key)),
         "no noise stage": (clip, optax.identity()),

@@ -40,11 +40,8 @@ class Strategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def noising_matrix(self) -> "StreamingMatrix | tuple[float, ...]":
-        """Returns A⁻¹ in float32, as jax_privacy's `StreamingMatrix` or by its few diagonals.
-
-        If it has few diagonals, earlier noise is drawn again from its keys, not stored in buffers.
-        """
+    def noising_matrix(self) -> "StreamingMatrix":
+        """Returns A⁻¹ in float32."""
 
     @property
     @abc.abstractmethod
