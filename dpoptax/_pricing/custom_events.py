@@ -41,8 +41,9 @@ class WorstOfDpEvent(CustomDpEvent):
     def uncut(self) -> Uncut:
         """Returns the event with unbounded batches, and the largest overflow."""
         found = [without_truncation(parts_of(event)) for event in self.events]
-        plain = WorstOfDpEvent(tuple(composition_of(parts) for parts, _, _ in found))
-        return Uncut(plain, max(p for _, p, _ in found), any(only for _, _, only in found))
+        plain = WorstOfDpEvent(tuple(composition_of(each.parts) for each in found))
+        overflow = max(each.overflow for each in found)
+        return Uncut(((plain, 1),), overflow, any(each.only_by_delta for each in found))
 
 
 @attr.frozen
@@ -84,7 +85,7 @@ class StatedDpEvent(CustomDpEvent):
 
     def uncut(self) -> Uncut:
         """Returns the event without infinite losses, and their probability."""
-        return Uncut(StatedDpEvent(self.epsilon), self.delta)
+        return Uncut(((StatedDpEvent(self.epsilon), 1),), self.delta)
 
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the losses ±ε and infinity, with ε moved to the two grid points around it."""
@@ -148,9 +149,8 @@ class CutDpEvent(CustomDpEvent):
 
     def uncut(self) -> Uncut:
         """Returns the event over unbounded batches; only δ can cover the overflow."""
-        plain, overflow, only_by_delta = without_truncation(parts_of(self.event))
-        only_by_delta |= self.overflow > 0
-        return Uncut(composition_of(plain), overflow + self.overflow, only_by_delta)
+        plain, overflow, _ = without_truncation(parts_of(self.event))
+        return Uncut(plain, overflow + self.overflow, only_by_delta=True)
 
 
 def allocation_event(

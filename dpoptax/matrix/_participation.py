@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import dp_accounting as dpa
     from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
+
+S = TypeVar("S", bound=Sampler)
 
 # With fewer, revealing the step modulo the number of bands leaves almost no amplification.
 _LEAST_SLOTS = 4
@@ -82,12 +84,12 @@ class Participation:
 
     def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
-        fixed = _takes_turns(sampler) and sampler.participation_probability == 1
+        fixed = _draws_as(sampler, CyclicPoissonSampler) and sampler.participation_probability == 1
         if strategy.bands == 1 or self._amplified or fixed:
             return
-        if _is_allocation(sampler):
+        if _draws_as(sampler, RandomAllocationSampler):
             return self._check_allocation(sampler)
-        if _takes_turns(sampler):
+        if _draws_as(sampler, CyclicPoissonSampler):
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
             raise ValueError(
                 "`cycle_length` must be at least the number of bands, or be N/B, "
@@ -120,7 +122,11 @@ class Participation:
     @property
     def _amplified(self) -> bool:
         bands, sampler = self.strategy.bands, self.sampler
-        return _takes_turns(sampler) and bands is not None and bands <= sampler.cycle_length
+        return (
+            _draws_as(sampler, CyclicPoissonSampler)
+            and bands is not None
+            and bands <= sampler.cycle_length
+        )
 
     @property
     def independent_steps(self) -> bool:
@@ -156,7 +162,7 @@ class Participation:
                 "The first column of the strategy must be nonnegative and nonincreasing, got "
                 f"{self.strategy}. The worst participation is not known for others."
             )
-        turn = self.sampler.cycle_length if _takes_turns(self.sampler) else 1
+        turn = self.sampler.cycle_length if _draws_as(self.sampler, CyclicPoissonSampler) else 1
         turns = np.pad(entries, (0, -steps % turn)).reshape(-1, turn)
         return float(np.linalg.norm(np.cumsum(turns, axis=0).ravel()[:steps]))
 
@@ -168,7 +174,7 @@ class Participation:
             return self.sampler.dp_event(noise_multiplier, steps)
         if steps == 0:
             return dpa.NoOpDpEvent()
-        if _is_allocation(self.sampler):
+        if _draws_as(self.sampler, RandomAllocationSampler):
             return _pricing.custom_events.banded_allocation_event(
                 noise_multiplier,
                 steps,
@@ -179,17 +185,6 @@ class Participation:
         return _pricing.events.noisy_sum_event(noise_multiplier / self.sensitivity(steps), 1)
 
 
-def _takes_turns(sampler: Sampler) -> TypeGuard[CyclicPoissonSampler]:
-    """Returns whether the sampler is cyclic, and not a subclass that states another event."""
-    return (
-        isinstance(sampler, CyclicPoissonSampler)
-        and type(sampler).dp_event is CyclicPoissonSampler.dp_event
-    )
-
-
-def _is_allocation(sampler: Sampler) -> TypeGuard[RandomAllocationSampler]:
-    """Returns whether it is random allocation, and not a subclass that states another event."""
-    return (
-        isinstance(sampler, RandomAllocationSampler)
-        and type(sampler).dp_event is RandomAllocationSampler.dp_event
-    )
+def _draws_as(sampler: Sampler, kind: type[S]) -> TypeGuard[S]:
+    """Returns whether the sampler is of a kind, and not a subclass that states another event."""
+    return isinstance(sampler, kind) and type(sampler).dp_event is kind.dp_event
