@@ -132,7 +132,7 @@ def correlated_noise(
     else:
         with jax.ensure_compile_time_eval():  # constants even if the factory is called under jit
             inverse = strategy.noising_matrix()
-        noising = _buffered_noise(inverse)
+        noising = _buffering(inverse)
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:
         begun = begin(mechanism, key, params)
@@ -185,7 +185,7 @@ def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism) -> _Noisi
     return _Noising(lambda params: begin_buffers(strategy, params), add)
 
 
-def _buffered_noise(noising: "StreamingMatrix") -> _Noising:
+def _buffering(noising: "StreamingMatrix") -> _Noising:
     """Returns functions that add σC (A⁻¹ Z)_t, from Z_t and buffers of earlier steps."""
 
     def add(
