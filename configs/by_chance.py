@@ -11,7 +11,7 @@ from experiments.methods import DPSGD, CorrelatedNoise
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
-    """Returns DP-SGD priced by PLD, and correlated noise priced by PLD or Monte Carlo."""
+    """Returns DP-SGD on two kinds of random batches, and correlated noise on groups in turns."""
     base = ExperimentConfig(method=DPSGD(), batch_size=64, steps=68, learning_rate=1.0)
     momentum = dataclasses.replace(base, optimizer="momentum", learning_rate=0.1)
     independent = {"dp_sgd": base, "momentum": momentum}
@@ -20,15 +20,9 @@ def get_configs() -> dict[str, ExperimentConfig]:
         "correlated_momentum": dataclasses.replace(momentum, method=CorrelatedNoise()),
         "correlated_filtered": dataclasses.replace(base, method=CorrelatedNoise(preset="momentum")),
     }
-    drawn = [
-        ("poisson", "pld", independent),
-        ("balls_in_bins", "pld", independent),
-        ("cyclic", "pld", correlated),
-        ("balls_in_bins", "monte_carlo", correlated),
-        ("min_separation", "monte_carlo", correlated),
-    ]
+    drawn = {"poisson": independent, "balls_in_bins": independent, "cyclic": correlated}
     return {
-        f"{sampling}/{name}": dataclasses.replace(config, sampling=sampling, accountant=accountant)
-        for sampling, accountant, methods in drawn
+        f"{sampling}/{name}": dataclasses.replace(config, sampling=sampling)
+        for sampling, methods in drawn.items()
         for name, config in methods.items()
     }

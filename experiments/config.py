@@ -87,7 +87,6 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "cyclic": matrix.CyclicPoissonSampler,
     "in_order": _in_order,
     "balls_in_bins": sampling.RandomAllocationSampler,
-    "min_separation": sampling.MinSeparationSampler,
 }
 """Functions from sizes to a sampler, by name."""
 
@@ -119,9 +118,9 @@ class ExperimentConfig:
         clip: Geometry of the clip: l2, auto_s, auto_v, psac, normalized or adaptive. per_layer and
             auto_s_per_layer split the bound over the arrays of parameters.
         l2_clip_norm: Bound on the l2 norm of one example's gradient.
-        sampling: poisson, fixed_size, balls_in_bins, min_separation, cyclic, in_order, or shuffled,
-            which has no guarantee.
-        accountant: pld, rdp, or monte_carlo.
+        sampling: poisson, fixed_size, balls_in_bins, cyclic, in_order, or shuffled, which has no
+            guarantee.
+        accountant: pld or rdp.
         seed: Seed of the initial parameters, the batches and the noise, to repeat a study.
         held_out: Whether to train on four fifths of the training examples and test on the others.
         checkpoint_every: Steps between checkpoints.
@@ -160,7 +159,7 @@ class ExperimentConfig:
     clip: str = "l2"
     l2_clip_norm: float = 1.0
     sampling: str = "poisson"
-    accountant: Literal["pld", "rdp", "monte_carlo"] = "pld"
+    accountant: Literal["pld", "rdp"] = "pld"
     seed: int | None = None
     held_out: bool = False
     checkpoint_every: int = 100
@@ -254,8 +253,9 @@ class ExperimentConfig:
                 f"`batch_size` must be at most {size}, the number of training examples of "
                 f"dataset={self.dataset!r}, got {self.batch_size}."
             )
+        turns = {"cycle_length": method.cycle_length} if self.sampling == "cyclic" else {}
         sampler = SAMPLERS[self.sampling](
-            size, self.batch_size, multiple_of=self.microbatch_size or 1, **self._turns()
+            size, self.batch_size, multiple_of=self.microbatch_size or 1, **turns
         )
         if not method.private:
             return PlainPlan(sampler, self.steps)
@@ -296,13 +296,6 @@ class ExperimentConfig:
             return cast(optax.GradientTransformation, self.method.noise(**release))
 
         return PlainPlan(sampler, self.steps, noise, reason)
-
-    def _turns(self) -> dict[str, int]:
-        """Returns the sampler options on the participation of an example."""
-        options = {"cyclic": "cycle_length", "min_separation": "separation"}
-        if self.sampling not in options:
-            return {}
-        return {options[self.sampling]: self.method.cycle_length}
 
     def _has_budget(self, plan: dpoptax.PrivacyPlan | PlainPlan) -> bool:
         return self.noise_multiplier is not None and not isinstance(plan, PlainPlan)

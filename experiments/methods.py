@@ -21,8 +21,7 @@ class Method:
     Attributes:
         name: Name in tables and figures.
         private: Whether gradients are clipped and noised.
-        cycle_length: With sampling="cyclic", the number of groups that take turns. With
-            "min_separation", the number of steps in which an example takes part at most once.
+        cycle_length: With sampling="cyclic", the number of groups that take turns.
     """
 
     name: ClassVar[str]
@@ -163,9 +162,8 @@ def coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float
 class CorrelatedNoise(Doppler):
     """Correlated noise, which later steps partly cancel, followed by DOPPLER's filter.
 
-    It needs `sampling="cyclic"`, with as many groups as bands, or "in_order", with at least as many
-    batches per epoch as bands. With `accountant="monte_carlo"`, it also supports "balls_in_bins"
-    and "min_separation".
+    It needs `sampling="cyclic"`, with as many groups as bands, "in_order", with at least as many
+    batches per epoch as bands, or "balls_in_bins", with at least four times as many.
     """
 
     name: ClassVar[str] = "Correlated noise"

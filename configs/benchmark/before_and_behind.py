@@ -22,7 +22,7 @@ from typing import Any
 from scattering_linear import get_configs as linear_configs
 
 from experiments.config import ExperimentConfig
-from experiments.methods import DPSGD, CorrelatedNoise, Method, SignSGD
+from experiments.methods import DPSGD, Method, SignSGD
 
 BINS = {"sampling": "balls_in_bins"}
 MOMENTUM = {"optimizer": "momentum"}
@@ -34,11 +34,6 @@ METHODS: dict[str, tuple[Method, float, dict[str, Any]]] = {
     "adam": (DPSGD(), 0.005, ADAM),
     "balls_in_bins": (DPSGD(), 32.0, BINS),
     "balls_in_bins_momentum": (DPSGD(), 3.2, BINS | MOMENTUM),
-    "balls_in_bins_filtered": (
-        CorrelatedNoise(preset="momentum"),
-        32.0,
-        BINS | {"accountant": "monte_carlo"},
-    ),
     "sign_momentum": (SignSGD(decay=0.9), 0.002, {}),
 }
 """Method, learning rate, and other fields of the config."""

@@ -18,7 +18,7 @@ from dpoptax import matrix, sampling
 
 PAGE = Path(__file__).parents[1] / "privacy" / "support.md"
 BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
-ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP", "monte_carlo": "MC"}
+ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP"}
 _STEPS, _N, _B, _DELTA = 2, 4000, 40, 1e-5
 
 
@@ -43,7 +43,6 @@ def samplers():
         "fixed size": sampling.FixedSizeSampler(**common),
         "balls in bins": sampling.RandomAllocationSampler(**common),
         "random allocation": sampling.RandomAllocationSampler(**common, participations=2),
-        "min separation": sampling.MinSeparationSampler(**common, separation=4),
         "cyclic": matrix.CyclicPoissonSampler(**common, cycle_length=4),
         "cyclic, full groups": matrix.CyclicPoissonSampler(**common, cycle_length=_N // _B),
         "shuffled": sampling.ShuffledSampler(**common),
@@ -88,12 +87,6 @@ def methods():
         "correlated noise, buffered": (
             clip,
             dpoptax.correlated_noise(buffered, **release, key=key),
-        ),
-        "correlated noise, banded inverse": (
-            clip,
-            dpoptax.correlated_noise(
-                matrix.BandedInverseToeplitz((1.0, -0.5), _STEPS), **release, key=key
-            ),
         ),
         "two noise stages": (clip, optax.chain(white, optax.identity())),
         "GeoDP as published": (clip, dpoptax.contrib.geodp(0.1, **release, key=key)),

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from dpoptax._pricing import custom_events as custom_events
     from dpoptax._pricing import derived_curves as derived_curves
     from dpoptax._pricing import events as events
-    from dpoptax._pricing import monte_carlo as monte_carlo
     from dpoptax._pricing import privacy_event as privacy_event
     from dpoptax._pricing import renyi as renyi
     from dpoptax._pricing import several_records as several_records

@@ -10,9 +10,6 @@ Together with the modules below, it closes six gaps of dp_accounting 0.6:
   of the terms of a series at non-integer orders (`renyi`).
 * Neither supports random allocation. Here, PLD does.
 * Its PLD does not bound the rounding of Fourier transforms (`composition`).
-
-Neither can compose random participation in sums with correlated noise. `monte_carlo` prices it for
-one run at a time. PLD and RDP price an event that bounds it.
 """
 
 import functools
@@ -64,13 +61,6 @@ def epsilon_of(
     A coarser interval of the privacy loss makes PLD faster and its bound looser. Prices are cached:
     a run needs the last price of its calibration again, and so do runs with other seeds.
     """
-    if accountant == "monte_carlo":
-
-        def bounded(bound: Event) -> float:
-            return epsilon_of(bound, delta, "pld", relation, interval)
-
-        effort = 1.0 if interval <= DISCRETIZATION else 0.1
-        return _pricing.monte_carlo.epsilon_of(event, delta, relation, bounded, effort)
     return _price(parts_of(event), delta, accountant, relation, interval)
 
 
@@ -151,10 +141,7 @@ def _curves(
 def delta_of(
     event: Event, epsilon: float, accountant: str, relation: dpa.NeighboringRelation
 ) -> float:
-    """Returns the least δ that the accountant proves at an ε of at least 0.
-
-    "monte_carlo" only bounds ε at a given δ. In this case "pld" prices the bounding event.
-    """
+    """Returns the least δ that the accountant proves at an ε of at least 0."""
     parts = parts_of(event)
     plain, overflow, only_by_delta = without_truncation(parts)
 

@@ -12,7 +12,7 @@ from dpoptax import _pricing
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
-Accountant = Literal["pld", "rdp", "monte_carlo"]
+Accountant = Literal["pld", "rdp"]
 
 Unit = Literal["example", "user"]
 

@@ -18,15 +18,11 @@ from dpoptax._pricing.events import (
     Uncut,
     composition_of,
     gaussian_event,
+    noisy_sum_event,
     parts_of,
-    poisson_event,
     unsupported,
     without_truncation,
 )
-from dpoptax._pricing.participation_chains import AllocationChain, Chain
-
-# Of fewer sums, or if batches are cut more often, a banded run is priced without amplification.
-_LEAST_SLOTS, _RARE_OVERFLOW = 4, 1e-12
 
 
 @attr.frozen
@@ -45,8 +41,9 @@ class WorstOfDpEvent(CustomDpEvent):
     def uncut(self) -> Uncut:
         """Returns the event with unbounded batches, and the largest overflow."""
         found = [without_truncation(parts_of(event)) for event in self.events]
-        plain = WorstOfDpEvent(tuple(composition_of(parts) for parts, _, _ in found))
-        return Uncut(plain, max(p for _, p, _ in found), any(only for _, _, only in found))
+        plain = WorstOfDpEvent(tuple(composition_of(each.parts) for each in found))
+        overflow = max(each.overflow for each in found)
+        return Uncut(((plain, 1),), overflow, any(each.only_by_delta for each in found))
 
 
 @attr.frozen
@@ -88,7 +85,7 @@ class StatedDpEvent(CustomDpEvent):
 
     def uncut(self) -> Uncut:
         """Returns the event without infinite losses, and their probability."""
-        return Uncut(StatedDpEvent(self.epsilon), self.delta)
+        return Uncut(((StatedDpEvent(self.epsilon), 1),), self.delta)
 
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the losses ±ε and infinity, with ε moved to the two grid points around it."""
@@ -137,32 +134,6 @@ class RandomAllocationDpEvent(CustomDpEvent):
 
 
 @attr.frozen
-class ParticipationDpEvent(CustomDpEvent):
-    """Sums with correlated noise A⁻¹Z, in which a record takes part at random.
-
-    Attributes:
-      noise_multiplier: The standard deviation of the Gaussian noise Z, in units of a record's
-        contribution.
-      column: The first column of A, without trailing zeros.
-      chain: The law of a record's participations.
-      steps: The number of released sums.
-      bound: A composable event that reveals at least as much; "pld" and "rdp" price it.
-      overflow: An upper bound on the probability that other records fill one of the batches.
-    """
-
-    noise_multiplier: float
-    column: tuple[float, ...]
-    chain: Chain
-    steps: int
-    bound: Event
-    overflow: float = 0.0
-
-    def composable(self) -> Event:
-        """Returns the bound."""
-        return self.bound
-
-
-@attr.frozen
 class CutDpEvent(CustomDpEvent):
     """The event `event` with batches that may be cut.
 
@@ -178,9 +149,8 @@ class CutDpEvent(CustomDpEvent):
 
     def uncut(self) -> Uncut:
         """Returns the event over unbounded batches; only δ can cover the overflow."""
-        plain, overflow, only_by_delta = without_truncation(parts_of(self.event))
-        only_by_delta |= self.overflow > 0
-        return Uncut(composition_of(plain), overflow + self.overflow, only_by_delta)
+        plain, overflow, _ = without_truncation(parts_of(self.event))
+        return Uncut(plain, overflow + self.overflow, only_by_delta=True)
 
 
 def allocation_event(
@@ -229,55 +199,37 @@ def banded_allocation_event(
     noise_multiplier: float,
     steps: int,
     *,
-    column: tuple[float, ...],
-    chain: Chain,
+    column: Sequence[float],
+    period: int,
     overflow: float,
-) -> Event | None:
-    """Returns an event that reveals at least as much as sums with banded noise, if there is one.
+) -> Event:
+    """Returns an event that reveals at least as much as sums with banded noise.
 
     Each record is in one of T steps. If its step modulo b is revealed, with b bands, the columns of
-    A at its possible steps are orthogonal, except those next to the ends of the period.
+    A at its possible steps are orthogonal, except those next to the ends of the period
+    (docs/developers/pricing.md, "Banded noise, once a period").
 
     Args:
       noise_multiplier: Relative to the clipping bound.
       steps: Number of releases, from step 0 on.
-      column: The first column of A, without trailing zeros and negative entries.
-      chain: The law of a record's participations.
+      column: The first column of A, without trailing zeros and negative entries; at most T/3 long.
+      period: T.
       overflow: The probability that other records fill one step's batch.
     """
-    if not isinstance(chain, AllocationChain) or chain.participations > 1:
-        return None
-    slots, periods = chain.period // len(column), -(-steps // chain.period)
-    if slots < _LEAST_SLOTS or periods * chain.period * overflow > _RARE_OVERFLOW:
-        return None
+    if steps == 0 or math.isinf(noise_multiplier):
+        return dpa.NoOpDpEvent()
+    slots, periods = period // len(column), -(-steps // period)
     shifted = [float(np.dot(column[d:], column[: len(column) - d])) for d in range(len(column))]
     inner = noise_multiplier / math.sqrt(shifted[0])
-    edge = noise_multiplier / math.sqrt(shifted[0] + max(shifted[1:], default=0.0))
+    near = max(shifted[1:], default=0.0) if periods > 1 else 0.0
+    edge = noise_multiplier / math.sqrt(shifted[0] + near)
     lowest, highest = random_allocation.AMPLIFIED_MULTIPLIERS
-    if not lowest <= edge <= inner <= highest:
-        return None
-    sums = RandomAllocationDpEvent(inner, slots, slots, edge if periods > 1 else None)
-    return dpa.SelfComposedDpEvent(cut_event(sums, chain.period * overflow), periods)
-
-
-def separated_event(
-    noise_multiplier: float, steps: int, *, probability: float, separation: int, overflow: float
-) -> Event:
-    """Returns an upper bound on `steps` noisy sums with minimum separation b.
-
-    The bound is Poisson sampling: given earlier steps, the probability of a step is p or 0. If
-    p = 1, only the first step is random. Revealing it also reveals which batches are cut.
-
-    Args:
-      noise_multiplier: Relative to the clipping bound.
-      steps: Number of releases.
-      probability: p, for a record that may take part.
-      separation: b.
-      overflow: The probability that other records fill one step's batch.
-    """
-    if probability == 1:
-        return poisson_event(noise_multiplier, 1.0, -(-steps // separation))
-    return cut_event(poisson_event(noise_multiplier, probability, steps), steps * overflow)
+    if edge < lowest:
+        # Reveals the steps of the record. The omissions of a full batch do not depend on the data.
+        return noisy_sum_event(edge, periods)
+    edges = min(edge, highest) if periods > 1 else None
+    sums = RandomAllocationDpEvent(min(inner, highest), slots, slots, edges)
+    return dpa.SelfComposedDpEvent(cut_event(sums, period * overflow), periods)
 
 
 def cut_event(event: Event, overflow: float) -> Event:
@@ -285,40 +237,3 @@ def cut_event(event: Event, overflow: float) -> Event:
     if not overflow or isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
         return event
     return CutDpEvent(event, min(1.0, overflow))
-
-
-def participation_event(
-    noise_multiplier: float,
-    steps: int,
-    *,
-    column: tuple[float, ...],
-    chain: Chain,
-    bound: Event,
-    overflow: float,
-) -> Event:
-    """Returns the event of `steps` noisy sums, or a trivial `bound`.
-
-    Args:
-      noise_multiplier: Relative to the clipping bound.
-      steps: Number of releases, from step 0 on.
-      column: The first column of A over these steps; see `shortest`.
-      chain: The law of a record's participations.
-      bound: An event that reveals at least as much.
-      overflow: The probability that other records fill one step's batch.
-    """
-    if isinstance(bound, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
-        return bound
-    return ParticipationDpEvent(
-        noise_multiplier=float(noise_multiplier),
-        column=column,
-        chain=chain,
-        steps=int(steps),
-        bound=bound,
-        overflow=min(1.0, steps * overflow),
-    )
-
-
-def shortest(column: Sequence[float]) -> tuple[float, ...]:
-    """Returns the column without trailing zeros."""
-    last = max(i for i, entry in enumerate(column) if entry)
-    return tuple(float(entry) for entry in column[: last + 1])

@@ -96,12 +96,12 @@ class Uncut(NamedTuple):
     """An event with batches of unbounded size.
 
     Attributes:
-      event: the releases, over batches of unbounded size.
+      parts: the releases, over batches of unbounded size.
       overflow: p, an upper bound on the probability of a cut that matters.
       only_by_delta: whether no accountant prices the event with its cuts, so δ must cover them.
     """
 
-    event: Event
+    parts: Parts
     overflow: float
     only_by_delta: bool = False
 
@@ -115,13 +115,9 @@ def unsupported(event: Event, message: str) -> dpa.UnsupportedEventError:
 class CustomDpEvent(dpa.DpEvent):
     """An event that dp_accounting lacks; see `custom_events`."""
 
-    def composable(self) -> Event:
-        """Returns an event that "pld" and "rdp" price, and that reveals at least as much."""
-        return self
-
     def uncut(self) -> Uncut:
         """Returns the event with unbounded batches, as `without_truncation`."""
-        return Uncut(self, 0.0)
+        return Uncut(((self, 1),), 0.0)
 
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the privacy loss of the event.
@@ -150,10 +146,7 @@ class GroupDpEvent(CustomDpEvent):
 
 
 def parts_of(event: Event, count: int = 1) -> Parts:
-    """Returns the parts of a composition, with bounds for those that only Monte Carlo can price.
-
-    The parts are hashable, so that prices can be cached.
-    """
+    """Returns the parts of a composition, which are hashable, so that prices can be cached."""
     if isinstance(event, dpa.SelfComposedDpEvent):
         return parts_of(event.event, count * event.count)
     if isinstance(event, dpa.ComposedDpEvent):
@@ -163,8 +156,6 @@ def parts_of(event: Event, count: int = 1) -> Parts:
                 f"only once, got {event.events!r}."
             )
         return tuple(part for each in event.events for part in parts_of(each, count))
-    if isinstance(event, CustomDpEvent) and (bound := event.composable()) is not event:
-        return parts_of(bound, count)
     names = [field.name for field in getattr(type(event), "__attrs_attrs__", ())]
     inner = {name: _hashable(getattr(event, name)) for name in names}
     return ((attr.evolve(event, **inner) if inner else event, count),)
@@ -188,8 +179,8 @@ def _hashable(value: Any) -> Any:
     return hashable(value) if isinstance(value, Event) else value
 
 
-def without_truncation(parts: Parts) -> tuple[Parts, float, bool]:
-    """Returns the parts with unbounded batches, the p that δ must cover, and `only_by_delta`.
+def without_truncation(parts: Parts) -> Uncut:
+    """Returns the parts with unbounded batches, and the p that δ must cover.
 
     If the event with unbounded batches is (ε, δ)-DP, the event is (ε, δ + p)-DP, with p the
     probability that in some step the other records fill the batch and the target is drawn
@@ -198,20 +189,20 @@ def without_truncation(parts: Parts) -> tuple[Parts, float, bool]:
     mean, for which selection costs no more.
     """
     found = [(_uncut(event), count) for event, count in parts]
-    plain = tuple(part for each, count in found for part in parts_of(each.event, count))
+    plain = tuple((part, count * n) for each, count in found for part, n in each.parts)
     overflow = math.fsum(count * each.overflow for each, count in found)
-    return plain, overflow, any(each.only_by_delta for each, _ in found)
+    return Uncut(plain, overflow, any(each.only_by_delta for each, _ in found))
 
 
 def _uncut(event: Event) -> Uncut:
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         q, sigma = event.sampling_probability, event.noise_multiplier
         full = full_probability(event.dataset_size, q, event.truncated_batch_size)
-        return Uncut(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), q * full)
+        return Uncut(((dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), 1),), q * full)
     if isinstance(event, CustomDpEvent):
         return event.uncut()
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         plain, overflow, only_by_delta = without_truncation(parts_of(event.event))
         selected = attr.evolve(event, event=composition_of(plain))
-        return Uncut(selected, event.mean * overflow, only_by_delta)
-    return Uncut(event, 0.0)
+        return Uncut(((selected, 1),), event.mean * overflow, only_by_delta)
+    return Uncut(((event, 1),), 0.0)

@@ -10,7 +10,7 @@ import optax
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._clips.clip import Clip, as_clip
-from dpoptax._random.keys import check_noise_key, fold_in
+from dpoptax._random.keys import check_noise_key
 from dpoptax._random.tree_noise import add_noise
 from dpoptax._release.correlated_fixed_point import add_correlated_noise, begin_buffers
 from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
@@ -31,8 +31,8 @@ class CorrelatedNoiseState(NoiseState):
     """Holds the state of `correlated_noise`: that of every noise stage, and buffers.
 
     Attributes:
-      buffers: noise of earlier steps that later steps reuse; empty if the noise is redrawn. Keep it
-        as secret as the key: with either, an adversary can subtract the noise.
+      buffers: noise of earlier steps that later steps reuse. Keep it as secret as the key: with
+        either, an adversary can subtract the noise.
     """
 
     buffers: PyTree
@@ -80,9 +80,7 @@ def correlated_noise(
     rounded to multiples of 2⁻¹¹ of the first. To cover rounding, the noise grows to at most
     σ(C + √d g + √(b d) g), with d parameters, b bands and grid step g.
 
-    Memory: bands − 1 float32 copies of the parameters, or one per buffer. A strategy with a banded
-    inverse (`dpoptax.matrix.BandedInverseToeplitz`) needs no copies: each step draws Z_{t−1},
-    Z_{t−2}, … again from their keys, one draw per band.
+    Memory: bands − 1 float32 copies of the parameters, or one per buffer.
 
     Args:
       strategy: a strategy from `dpoptax.matrix`.
@@ -134,7 +132,7 @@ def correlated_noise(
     else:
         with jax.ensure_compile_time_eval():  # constants even if the factory is called under jit
             inverse = strategy.noising_matrix()
-        noising = _redrawing(inverse) if isinstance(inverse, tuple) else _buffering(inverse)
+        noising = _buffering(inverse)
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:
         begun = begin(mechanism, key, params)
@@ -187,61 +185,24 @@ def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism) -> _Noisi
     return _Noising(lambda params: begin_buffers(strategy, params), add)
 
 
-def _scaled(
-    init: Callable[[PyTree], PyTree],
-    noise: Callable[[PyTree, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]],
-) -> _Noising:
-    """Returns functions that add σC times the noise of `noise`."""
+def _buffering(noising: "StreamingMatrix") -> _Noising:
+    """Returns functions that add σC (A⁻¹ Z)_t, from Z_t and buffers of earlier steps."""
 
     def add(
         clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
-        unscaled, buffers = noise(_zeros(clipped.sum), state, step_key)
-        # Scaling after the matrix uses this step's sensitivity even if the clip changed.
-        stddev = state.mechanism.noise_multiplier * clipped.clip.sensitivity
-        return jax.tree.map(lambda s, z: s + stddev * z, clipped.sum, unscaled), buffers
-
-    return _Noising(lambda params: init(_zeros(params)), add)
-
-
-def _zeros(like: PyTree) -> PyTree:
-    return optax.tree.zeros_like(like, dtype=jnp.float32)  # keeps the sharding
-
-
-def _buffering(noising: "StreamingMatrix") -> _Noising:
-    """Computes (A⁻¹ Z)_t from Z_t and buffers of earlier steps."""
-
-    def next_fn(
-        zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
-    ) -> tuple[PyTree, PyTree]:
-        white = add_noise(zeros, 1.0, step_key)
+        white = add_noise(_zeros(clipped.sum), 1.0, step_key)
         # By default, GPUs and TPUs round the factors of products to 8 or 11 bits. The coefficients
         # would then differ from those in the accounting, and part of the earlier noise would not
         # cancel.
         with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
             noise, buffers = noising.multiply_next(white, state.buffers)
-        return noise, buffers
+        # Scaling after the matrix uses this step's sensitivity even if the clip changed.
+        stddev = state.mechanism.noise_multiplier * clipped.clip.sensitivity
+        return jax.tree.map(lambda s, z: s + stddev * z, clipped.sum, noise), buffers
 
-    return _scaled(noising.init_multiply, next_fn)
+    return _Noising(lambda params: noising.init_multiply(_zeros(params)), add)
 
 
-def _redrawing(weights: tuple[float, ...]) -> _Noising:
-    """Computes (A⁻¹ Z)_t = Σ_i w_i Z_{t−i}, drawing each Z again from its step's key.
-
-    Unrolling the loop would compile every draw and could hold all draws in memory.
-    """
-
-    def next_fn(
-        zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
-    ) -> tuple[PyTree, PyTree]:
-        del step_key
-
-        def add(i: jax.Array, total: PyTree) -> PyTree:
-            white = add_noise(zeros, 1.0, fold_in(state.key, state.count - i))
-            weight = jnp.asarray(weights, jnp.float32)[i]
-            return jax.tree.map(lambda x, z: x + weight * z, total, white)
-
-        steps = jnp.minimum(state.count + 1, len(weights))
-        return jax.lax.fori_loop(0, steps, add, zeros), ()
-
-    return _scaled(lambda zeros: (), next_fn)
+def _zeros(like: PyTree) -> PyTree:
+    return optax.tree.zeros_like(like, dtype=jnp.float32)  # keeps the sharding

@@ -16,7 +16,6 @@ from dpoptax._release.fixed_point import grid_of, integers, round_to_grid, steps
 from dpoptax._release.ledger import Mechanism
 from dpoptax._rounding.integer_sums import LARGEST_GRID_SUM
 from dpoptax._support.tree import PyTree
-from dpoptax.matrix._inverse_strategies import reciprocal
 from dpoptax.matrix._strategies import BandedToeplitz
 
 # Coefficients are rounded to multiples of 2⁻¹¹ of the first. Their products with the low 11 bits
@@ -129,3 +128,14 @@ def _sum_of_inverse(taps: tuple[int, ...]) -> float:
     past = np.concatenate([np.zeros(bands), h])[::-1][:bands]  # h_{T−1}, h_{T−2}, …
     share = sum(abs(c[j:] @ past[: len(c) - j]) for j in range(1, bands + 1))
     return float(np.abs(h).sum() / (1.0 - share)) if share < 1.0 else math.inf
+
+
+def reciprocal(coefficients: Sequence[float], steps: int) -> np.ndarray:
+    """Returns the power series of 1/Σ d_i zⁱ with d_0 = 1."""
+    d = np.asarray(coefficients)
+    series = np.zeros(steps)
+    series[0] = 1.0
+    for t in range(1, steps):
+        past = series[max(0, t + 1 - d.size) : t][::-1]
+        series[t] = -d[1 : 1 + past.size] @ past
+    return series

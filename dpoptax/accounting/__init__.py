@@ -10,13 +10,8 @@ Accountants:
 
 * "pld" (default) composes privacy loss distributions numerically and rounds ε up.
 * "rdp" composes Rényi divergences. It is faster and looser, and does not price random allocation.
-* "monte_carlo" draws privacy losses of a whole run whose records take part at random
-  (`RandomAllocationSampler`, `MinSeparationSampler`), also with correlated noise. It states an
-  upper confidence bound, and δ includes the probability that it is wrong. Its draws are functions
-  of fixed numbers, so the same question has the same answer.
 
-With correlated noise, "pld" and "rdp" do not use random participation: they price such a run as one
-Gaussian of the greatest sensitivity.
+Every ε is an upper bound by a proof. None is estimated from random draws.
 """
 
 from typing import TYPE_CHECKING

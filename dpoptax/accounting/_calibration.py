@@ -1,7 +1,6 @@
 """Calibration: the noise or number of steps whose ε meets a target."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -55,8 +54,8 @@ def calibrate(
     `epsilon` is for the sums and the events of `also` together.
 
     - **Without `noise_multiplier`:** the least one, rounded up to five digits. Its ε is at most the
-      target and at least 0.9998 of it, or 0.99 with "monte_carlo". `schedule` maps the first step
-      of each phase to a relative multiplier. The result is then the factor s: the noise is
+      target and at least 0.9998 of it. `schedule` maps the first step of each phase to a relative
+      multiplier. The result is then the factor s: the noise is
       `gaussian_noise(noise_multiplier={t: s * r for t, r in schedule.items()}, ...)`.
     - **Without `steps`:** the largest number of noisy sums, an `int`. With correlated noise, it is
       at most the number of steps of the strategy.
@@ -149,8 +148,7 @@ class _Search:
         """Returns the parameter and its ε.
 
         ε exceeds the target only at the end of the range. Integers are exact, and other parameters
-        are within 2e-4 of the target ε. With Monte Carlo, they are within 1e-2, since bounds of
-        different parameters vary by that much.
+        are within 2e-4 of the target ε.
         """
         x, slope, spent = start, 1.0 if self.rising else -1.0, math.inf
         for price, tolerance in self._passes():
@@ -163,11 +161,9 @@ class _Search:
         First, RDP over few orders takes milliseconds. PLD is slow far from the solution, so this
         saves most of the time. Then PLD is extrapolated from two coarse grids, at a tenth of the
         cost: the excess of a grid over the limit is proportional to the square of its interval.
-        Finally, the requested accountant prices the parameter that is returned. With Monte Carlo,
-        the second pass draws a tenth of the samples.
+        Finally, the requested accountant prices the parameter that is returned.
         """
-        drawn = self.accountant == "monte_carlo"
-        exact = (1e-2 if drawn else 2e-4) if self.digits else 0.0
+        exact = 2e-4 if self.digits else 0.0
 
         def priced(x: float, coarseness: int = 1) -> float:
             interval = coarseness * accountants.DISCRETIZATION
@@ -187,8 +183,6 @@ class _Search:
         yield guessed, 1e-2
         if self.accountant == "pld":
             yield extrapolated, max(exact, 1e-4)
-        if drawn:
-            yield functools.partial(priced, coarseness=10), 1e-2
         yield priced, exact
 
     def _boundary(

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
 
 # In `epsilon_curve`: the number of priced step counts, and the coarseness of all except the last.
-_CURVE_COUNTS = {"pld": 50, "monte_carlo": 4}
-_CURVE_COARSENESS = 50
+_CURVE_COUNTS, _CURVE_COARSENESS = 50, 50
 # The grid of the privacy loss for a whole curve is ten times as coarse as for a stated ε. It is
 # rounded in the same direction, so the curve claims less privacy.
 _CURVE_INTERVAL = 10 * accountants.DISCRETIZATION
@@ -83,7 +82,7 @@ class Guarantee:
       neighboring_relation: "add-or-remove-one", "replace-one", or "replace-special" (a record is
         replaced by one that contributes zero). By default that of the event's runs, or
         "add-or-remove-one" for events priced by hand.
-      accountant: "pld", "rdp" or "monte_carlo".
+      accountant: "pld" or "rdp".
       unit: "example" or "user". By default that of the event, or "example" for events priced by
         hand.
       sampling: the sampling of batches, `sampler.describe()`.
@@ -147,7 +146,7 @@ class Guarantee:
         return self._price(self.event, self.stated_delta)
 
     def delta(self, epsilon: float) -> float:
-        """Returns δ at an ε of at least 0; "monte_carlo" uses "pld"."""
+        """Returns δ at an ε of at least 0."""
         if not number("epsilon", epsilon) >= 0:
             raise ValueError(f"`epsilon` must be at least 0, got {epsilon}.")
         return accountants.delta_of(self.event.dp_event, epsilon, self.accountant, self._relation)
@@ -245,11 +244,10 @@ class Guarantee:
         """Returns upper bounds on ε after each of `steps`, (counts,), computed fast.
 
         They are for plots of ε during a run. Use `epsilon` to check the budget of a run. With
-        "rdp", both agree. Otherwise only the greatest number of steps is priced as by `epsilon`. Up
-        to 49 others are priced on a grid that is 50 times as coarse, or with "monte_carlo" up to 3
-        others with a tenth of the samples. Counts between them get the bound of the next priced
-        count. With "pld", bounds exceed `epsilon` by about a percent for up to 50 counts. For more
-        counts, up to a fiftieth of the last bound is added.
+        "rdp", both agree. With "pld" only the greatest number of steps is priced as by `epsilon`.
+        Up to 49 others are priced on a grid that is 50 times as coarse. Counts between them get the
+        bound of the next priced count. Bounds exceed `epsilon` by about a percent for up to 50
+        counts. For more counts, up to a fiftieth of the last bound is added.
 
         Args:
           steps: numbers of releases in any order, at most those of the run.
@@ -271,14 +269,12 @@ class Guarantee:
         if not wanted.size:
             return np.zeros(0)
         counts = np.unique(wanted)
-        priced = _CURVE_COUNTS.get(self.accountant, len(counts))
-        if len(counts) > priced:
+        if self.accountant == "pld" and len(counts) > _CURVE_COUNTS:
             # ε grows about like the root of the steps, so the chosen counts are even in ε.
-            parts = np.arange(1, priced + 1) / priced
+            parts = np.arange(1, _CURVE_COUNTS + 1) / _CURVE_COUNTS
             counts = counts[np.unique(np.ceil(parts**2 * len(counts)).astype(int) - 1)]
-        coarseness = 1 if self.accountant == "rdp" else _CURVE_COARSENESS
         *events, last = (self.event_after(int(count)) for count in counts)
-        bounds = [self._price(event, delta, coarseness) for event in events]
+        bounds = [self._price(event, delta, _CURVE_COARSENESS) for event in events]
         bounds.append(self._price(last, delta))
         # A part of the releases reveals at most as much as all of them, so bounds can be lowered.
         least = np.minimum.accumulate(bounds[::-1])[::-1]

@@ -56,7 +56,7 @@ def guarantee(
       sampler: the sampler that drew the batches, also as `strategy.under(sampler)`. Batch size and
         strategy must be those of the ledgers.
       delta: δ of the statement. By default, the largest power of ten below 1/N, at most 1e-5.
-      accountant: "pld", "rdp" or "monte_carlo".
+      accountant: "pld" or "rdp".
       same_batches: for several noise stages, True (the default) if every step updated all of them
         with one draw, and False if they took turns, with one stage for each draw. If the steps of
         the sampler depend on each other, as for groups that take turns, all releases are priced
@@ -127,7 +127,7 @@ def planned_guarantee(
       sampler: the sampler of the batches, with its neighboring relation and unit. For correlated
         noise, `strategy.under(sampler)`.
       delta: δ of the statement. By default, the largest power of ten below 1/N, at most 1e-5.
-      accountant: "pld", "rdp" or "monte_carlo".
+      accountant: "pld" or "rdp".
       also: as for `guarantee`.
 
     Raises:

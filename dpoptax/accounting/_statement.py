@@ -23,11 +23,7 @@ _NEIGHBORS_OF_SEVERAL = {
 }
 _UNITS = {"example": "example", "user": "user with all of its records"}
 _UNITS_OF_SEVERAL = {"example": "examples", "user": "users with all of their records"}
-_ACCOUNTANTS = {
-    "pld": "by privacy loss distributions",
-    "rdp": "by Rényi divergences",
-    "monte_carlo": "by Monte Carlo, with its probability of failure in δ",
-}
+_ACCOUNTANTS = {"pld": "by privacy loss distributions", "rdp": "by Rényi divergences"}
 _GENERATORS = {"threefry": "threefry", "chacha20": "ChaCha20"}
 _MAX_PHASES = 4  # the number of listed phases of a schedule
 

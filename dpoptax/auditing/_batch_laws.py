@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from dpoptax.sampling import (
     FixedSizeSampler,
     GroupedPoissonSampler,
-    MinSeparationSampler,
     PoissonSampler,
     RandomAllocationSampler,
     Sampler,
@@ -124,19 +123,6 @@ def allocation(size: int, period: int, participations: int = 1) -> Law:
         to_go[rows] -= 1
 
 
-def separated(size: int, rate: float, separation: int) -> Law:
-    """Each record with probability p unless it rests, from the stationary law on.
-
-    A record that was not drawn in the first t < b steps may have rested before. By stationarity it
-    is drawn in step t with probability q/(1 − t q), q = B/N, which is p for t = b − 1.
-    """
-    last = np.full(size, -separation)
-    for step in itertools.count():
-        chance = min(1.0, rate / (1 - min(step, separation - 1) * rate))
-        rows = yield Step(np.where(step - last < separation, NO_POOL, 0), (chance,))
-        last[rows] = step
-
-
 def cyclic(size: int, group_size: int, length: int, rate: float, most: int) -> Law:
     """Poisson samples of groups of g records that take turns; the groups are not known.
 
@@ -164,9 +150,6 @@ _LAWS: dict[type[Sampler], Callable[..., Law]] = {
     RandomAllocationSampler: lambda claim: allocation(
         claim.dataset_size, claim.period, claim.participations
     ),
-    MinSeparationSampler: lambda claim: separated(
-        claim.dataset_size, claim.sampling_probability, claim.separation
-    ),
     CyclicPoissonSampler: lambda claim: cyclic(
         claim.dataset_size,
         claim.group_size,
@@ -188,8 +171,7 @@ def law_of(claim: Sampler) -> Law:
     if type(claim) not in _LAWS:
         names = ", ".join(sorted(each.__name__ for each in _LAWS))
         raise TypeError(f"`claimed` must be one of {names}, got {claim!r}.")
-    chains = RandomAllocationSampler | MinSeparationSampler
-    if isinstance(claim, chains) and claim.max_batch_size is not None:
+    if isinstance(claim, RandomAllocationSampler) and claim.max_batch_size is not None:
         raise ValueError(
             "`claimed` must have no `max_batch_size`: a record that was cut from a batch "
             f"counts as drawn, and batches do not show it, got {claim.max_batch_size}."

@@ -12,11 +12,9 @@ raise an error.
 Strategies are optimized with jax_privacy, which also computes their noise: install
 `dpoptax[matrix]`. Sources: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", 2023;
 McMahan, Xu, Zhang, "A Hassle-free Algorithm for Strong Differential Privacy in Federated Learning
-Systems", 2024, for buffered Toeplitz matrices; Kalinin et al., "Back to Square Roots", 2025, for
-strategies with a banded inverse, whose noise needs no memory.
+Systems", 2024, for buffered Toeplitz matrices.
 """
 
-from dpoptax.matrix._inverse_strategies import BandedInverseToeplitz, banded_inverse_square_root
 from dpoptax.matrix._participation import Participation, Strategy
 from dpoptax.matrix._strategies import (
     BandedToeplitz,
@@ -27,9 +25,8 @@ from dpoptax.matrix._strategies import (
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 __all__ = [
-    "BandedInverseToeplitz", "BandedToeplitz", "BufferedToeplitz", "CyclicPoissonSampler",
-    "Participation", "Strategy", "banded_inverse_square_root", "optimal_banded_toeplitz",
-    "optimal_buffered_toeplitz",
+    "BandedToeplitz", "BufferedToeplitz", "CyclicPoissonSampler", "Participation", "Strategy",
+    "optimal_banded_toeplitz", "optimal_buffered_toeplitz",
 ]  # fmt: skip
 
 

@@ -2,19 +2,24 @@
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import numpy as np
 
 from dpoptax import _pricing
-from dpoptax._pricing import participation_chains
+from dpoptax.sampling._allocation import RandomAllocationSampler
 from dpoptax.sampling._base import Sampler
-from dpoptax.sampling._chain_sampler import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
     from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
+
+
+S = TypeVar("S", bound=Sampler)
+
+# With fewer, revealing the step modulo the number of bands leaves almost no amplification.
+_LEAST_SLOTS = 4
 
 
 class Strategy(abc.ABC):
@@ -37,11 +42,8 @@ class Strategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def noising_matrix(self) -> "StreamingMatrix | tuple[float, ...]":
-        """Returns A⁻¹ in float32, as jax_privacy's `StreamingMatrix` or by its few diagonals.
-
-        If it has few diagonals, earlier noise is drawn again from its keys, not stored in buffers.
-        """
+    def noising_matrix(self) -> "StreamingMatrix":
+        """Returns A⁻¹ in float32."""
 
     @property
     @abc.abstractmethod
@@ -82,10 +84,12 @@ class Participation:
 
     def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
-        fixed = _takes_turns(sampler) and sampler.participation_probability == 1
-        if strategy.bands == 1 or self._amplified or fixed or isinstance(sampler, ChainSampler):
+        fixed = _draws_as(sampler, CyclicPoissonSampler) and sampler.participation_probability == 1
+        if strategy.bands == 1 or self._amplified or fixed:
             return
-        if _takes_turns(sampler):
+        if _draws_as(sampler, RandomAllocationSampler):
+            return self._check_allocation(sampler)
+        if _draws_as(sampler, CyclicPoissonSampler):
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
             raise ValueError(
                 "`cycle_length` must be at least the number of bands, or be N/B, "
@@ -93,15 +97,36 @@ class Participation:
                 "example could take part twice within these steps by chance, and no ε is known."
             )
         raise ValueError(
-            "`sampler` must be a CyclicPoissonSampler, MinSeparationSampler or "
-            f"RandomAllocationSampler for correlated noise, got {type(sampler).__name__}. An "
-            "example could take part in successive steps, and no ε is known."
+            "`sampler` must be a CyclicPoissonSampler or a RandomAllocationSampler for correlated "
+            f"noise, got {type(sampler).__name__}. An example could take part in successive steps, "
+            "and no ε is known."
         )
+
+    def _check_allocation(self, sampler: RandomAllocationSampler) -> None:
+        """Raises if the strategy has too many bands or a negative entry."""
+        bands = self.strategy.bands
+        if sampler.participations > 1 or bands is None or _LEAST_SLOTS * bands > sampler.period:
+            raise ValueError(
+                "`sampler` must be a CyclicPoissonSampler with cycle_length · batch_size = "
+                f"dataset_size for a strategy with {bands or 'all'} bands, got {sampler}. A "
+                "RandomAllocationSampler has a price with correlated noise if each example is in "
+                f"one step of every period, of at least {_LEAST_SLOTS} steps for each band."
+            )
+        least = min(self.strategy.column(bands))
+        if least < 0:
+            raise ValueError(
+                "The first column of the strategy must not be negative if records take part at "
+                f"random, got an entry of {least:.3g}. No ε is known for others."
+            )
 
     @property
     def _amplified(self) -> bool:
         bands, sampler = self.strategy.bands, self.sampler
-        return _takes_turns(sampler) and bands is not None and bands <= sampler.cycle_length
+        return (
+            _draws_as(sampler, CyclicPoissonSampler)
+            and bands is not None
+            and bands <= sampler.cycle_length
+        )
 
     @property
     def independent_steps(self) -> bool:
@@ -126,22 +151,18 @@ class Participation:
 
         Gradients are clipped to norm 1. An example that takes part in every cycle adds ‖A u‖, with
         u = 1 in every cycle_length-th step, if the column is nonnegative and nonincreasing (Kalinin
-        and Lampert, 2024, Theorem 2). An example that takes part at random adds at most the largest
-        ‖A x‖ over its possible participations x, if the column is nonnegative.
+        and Lampert, 2024, Theorem 2). Under other samplers, it may take part in every step.
 
         Raises:
           ValueError: the column has other entries.
         """
-        if isinstance(self.sampler, ChainSampler):
-            column = _pricing.custom_events.shortest(self.strategy.column(steps).tolist())
-            return participation_chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         entries = np.asarray(self.strategy.column(steps), np.float64)
         if np.any(entries < 0) or np.any(np.diff(entries) > 0):
             raise ValueError(
                 "The first column of the strategy must be nonnegative and nonincreasing, got "
                 f"{self.strategy}. The worst participation is not known for others."
             )
-        turn = self.sampler.cycle_length if _takes_turns(self.sampler) else 1
+        turn = self.sampler.cycle_length if _draws_as(self.sampler, CyclicPoissonSampler) else 1
         turns = np.pad(entries, (0, -steps % turn)).reshape(-1, turn)
         return float(np.linalg.norm(np.cumsum(turns, axis=0).ravel()[:steps]))
 
@@ -153,24 +174,17 @@ class Participation:
             return self.sampler.dp_event(noise_multiplier, steps)
         if steps == 0:
             return dpa.NoOpDpEvent()
-        multiplier = noise_multiplier / self.sensitivity(steps)
-        unamplified = _pricing.events.noisy_sum_event(multiplier, 1)
-        if not isinstance(self.sampler, ChainSampler):
-            return unamplified
-        run: dict[str, Any] = {
-            "column": _pricing.custom_events.shortest(self.strategy.column(steps).tolist()),
-            "chain": self.sampler.chain,
-            "overflow": self.sampler.full_probability,
-        }
-        amplified = _pricing.custom_events.banded_allocation_event(noise_multiplier, steps, **run)
-        return _pricing.custom_events.participation_event(
-            noise_multiplier, steps, **run, bound=amplified or unamplified
-        )
+        if _draws_as(self.sampler, RandomAllocationSampler):
+            return _pricing.custom_events.banded_allocation_event(
+                noise_multiplier,
+                steps,
+                column=np.trim_zeros(self.strategy.column(steps), "b").tolist(),
+                period=self.sampler.period,
+                overflow=self.sampler.full_probability,
+            )
+        return _pricing.events.noisy_sum_event(noise_multiplier / self.sensitivity(steps), 1)
 
 
-def _takes_turns(sampler: Sampler) -> TypeGuard[CyclicPoissonSampler]:
-    """Returns whether the sampler is cyclic, and not a subclass that states another event."""
-    return (
-        isinstance(sampler, CyclicPoissonSampler)
-        and type(sampler).dp_event is CyclicPoissonSampler.dp_event
-    )
+def _draws_as(sampler: Sampler, kind: type[S]) -> TypeGuard[S]:
+    """Returns whether the sampler is of a kind, and not a subclass that states another event."""
+    return isinstance(sampler, kind) and type(sampler).dp_event is kind.dp_event

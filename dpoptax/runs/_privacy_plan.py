@@ -45,7 +45,7 @@ class PrivacyPlan(PlanTerms):
       delta: δ of the target and of the statement.
       strategy: the strategy of correlated noise; None for independent noise.
       fixed_point: whether the guarantee holds for every bit of a release.
-      accountant: "pld", "rdp" or "monte_carlo".
+      accountant: "pld" or "rdp".
       also: the events of other releases on the same data.
 
     Args:

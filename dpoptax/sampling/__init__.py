@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dpoptax.sampling._fixed_size import FixedSizeSampler as FixedSizeSampler
     from dpoptax.sampling._grouped import GroupedPoissonSampler as GroupedPoissonSampler
     from dpoptax.sampling._poisson import PoissonSampler as PoissonSampler
-    from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSampler
     from dpoptax.sampling._shuffled import ShuffledSampler as ShuffledSampler
 else:
     from dpoptax._support.lazy import lazy_names

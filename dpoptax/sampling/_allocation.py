@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpoptax import _pricing
-from dpoptax._pricing.participation_chains import AllocationChain
-from dpoptax.sampling._chain_sampler import ChainSampler, LastStretch, Stretch, batches_of
+from dpoptax.sampling._base import CutSampler, Sample, checked_step
+from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomAllocationSampler(ChainSampler):
+class RandomAllocationSampler(CutSampler):
     """Draws each record in exactly k of every T = ⌈k N/B⌉ steps, chosen uniformly.
 
     The choice is independent of other records, and is made again for the next T steps. If k = 1, T
@@ -51,6 +51,8 @@ class RandomAllocationSampler(ChainSampler):
     participations: int = 1
     max_batch_size: int | None = None
 
+    neighboring_relation: ClassVar[str] = "replace-special"
+    _overflow = RARE_OVERFLOW_PROBABILITY
     _described = ("overflow_probability", "participations", "period")
     _counts: ClassVar = {"participations": "1 is once an epoch"}
 
@@ -65,16 +67,21 @@ class RandomAllocationSampler(ChainSampler):
         return self.participations / self.period
 
     @property
-    def chain(self) -> AllocationChain:
-        """The law of a record's participations: k of each T steps."""
-        return AllocationChain(self.period, self.participations)
+    def independent_steps(self) -> bool:
+        """False, since the participations of a record depend on each other."""
+        return False
 
-    @property
-    def _stretch(self) -> int:
-        return self.period
+    def sample(self, step: int) -> Sample:
+        """Returns the records of a step, a function of the seed and the step only."""
+        index, place = divmod(checked_step(step), self.period)
+        drawn = self._keep(index, lambda: self._draw_period(index))[place]
+        draws = self._draws(index, place)
+        if len(drawn) > self._largest:
+            drawn = drawn[draws.subset(len(drawn), self._largest)]
+        return self._pad(drawn, draws)
 
-    def _draw_stretch(self, index: int, last: LastStretch | None) -> Stretch:
-        """Draws k of T steps for each record, by Floyd's algorithm.
+    def _draw_period(self, index: int) -> list[np.ndarray]:
+        """Draws k of T steps for each record, by Floyd's algorithm; returns each step's records.
 
         For j = 0, …, k − 1 it draws a number in [0, T − k + j], and takes T − k + j if the number
         was drawn before.
@@ -86,9 +93,12 @@ class RandomAllocationSampler(ChainSampler):
             found = draws.below(np.full(self.dataset_size, most + 1))
             steps[j] = np.where(np.any(steps[:j] == found, axis=0), most, found)
         records = np.tile(np.arange(self.dataset_size), times)
-        return Stretch(batches_of(steps.ravel(), records, self.period))
+        order = np.argsort(steps.ravel(), kind="stable")
+        ends = np.cumsum(np.bincount(steps.ravel(), minlength=self.period))
+        return np.split(records[order], ends[:-1])
 
-    def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
+        """Returns the event of the first `steps` noisy sums, with cuts of batches."""
         return _pricing.custom_events.allocation_event(
             noise_multiplier,
             steps,

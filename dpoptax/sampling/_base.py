@@ -22,7 +22,7 @@ SEED_BYTES = 32
 
 # Methods that decide which records are drawn.
 _DRAWING = (
-    *("sample", "samples", "_draw_stretch", "_draws", "_keep", "_order", "_pad", "_pcg64"),
+    *("sample", "samples", "_draw_period", "_draws", "_keep", "_order", "_pad", "_pcg64"),
     "_shake256",
 )
 # The entries of `describe` that all samplers have.
@@ -84,23 +84,19 @@ class Sampler(abc.ABC):
     """The further numbers of `describe`."""
     _counts: ClassVar[dict[str, str]] = {}
     """Further fields that are integers of at least 1, each with the remedy of its error."""
-    # Each group names methods that state the law of the draws. A class that draws in its own way
-    # defines one of each group.
-    _stated_by: ClassVar[tuple[tuple[str, ...], ...]] = (("dp_event",),)
 
     def __init_subclass__(cls, **options: object) -> None:
         """Raises a `TypeError` if the class draws in its own way without stating its event."""
         super().__init_subclass__(**options)
-        drawn = min(_place(cls, name) for name in _DRAWING)
-        for names in cls._stated_by:
-            if min(_place(cls, name) for name in names) > drawn:
-                overridden = next(name for name in _DRAWING if _place(cls, name) == drawn)
-                parent = next(c for c in cls.__mro__ if names[0] in vars(c)).__name__
-                raise TypeError(
-                    f"`{cls.__name__}` must define `{names[0]}`, because it overrides "
-                    f"`{overridden}` and would be priced as a `{parent}`. If its records are drawn "
-                    f"with the same probabilities, write `{names[0]} = {parent}.{names[0]}` in it."
-                )
+        drawn, stated = min(_place(cls, name) for name in _DRAWING), _place(cls, "dp_event")
+        if stated > drawn:
+            overridden = next(name for name in _DRAWING if _place(cls, name) == drawn)
+            parent = cls.__mro__[stated].__name__
+            raise TypeError(
+                f"`{cls.__name__}` must define `dp_event`, because it overrides `{overridden}` and "
+                f"would be priced as a `{parent}`. If its records are drawn with the same "
+                f"probabilities, write `dp_event = {parent}.dp_event` in it."
+            )
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
@@ -207,23 +203,23 @@ class Sampler(abc.ABC):
         assert isinstance(self.seed, bytes)
         return shake256(self.seed, type(self).__name__, key)
 
-    def _keep(self, key: int, draw: Callable[[tuple[int, Any] | None], Any]) -> Any:
+    def _keep(self, key: int, draw: Callable[[], Any]) -> Any:
         """Returns the result for a key, and keeps it until another key is drawn.
 
-        `draw` gets the last key with its result. It must return the same for the same key: each
-        sampler keeps one result for speed only, and runs may take turns.
+        `draw` must return the same for the same key: each sampler keeps one result for speed only,
+        and runs may take turns.
         """
         kept = _kept_results(self)
         last = kept[0]
         if last is None or last[0] != key:
-            last = kept[0] = key, draw(last)
+            last = kept[0] = key, draw()
         return last[1]
 
     def _order(self, key: int) -> np.ndarray:
         """Returns a random order of all records, a function of the seed and a key."""
         # The keys of steps and epochs have one number.
         order: np.ndarray = self._keep(
-            key, lambda _: self._draws(key, 0).permutation(self.dataset_size)
+            key, lambda: self._draws(key, 0).permutation(self.dataset_size)
         )
         return order
 

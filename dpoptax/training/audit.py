@@ -7,9 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from numpy.typing import NDArray
 
 import dpoptax
 from dpoptax import auditing, sampling
@@ -78,8 +76,7 @@ def audit_task(
     3. the whole run, with all noisy gradients visible;
     4. the whole run, with only the final parameters visible.
 
-    The claim of a whole run is the smaller of two values of ε: the one stated by the plan's
-    accountant and the one by privacy loss distributions. The claim of one release is the latter.
+    Claims are ε by privacy loss distributions.
 
     Args:
         task: The run, for the steps that its budget permits.
@@ -130,13 +127,6 @@ class _Audit:
     @property
     def noise(self) -> optax.GradientTransformation:
         return cast(optax.GradientTransformation, self.program.noise())
-
-    @functools.cached_property
-    def epsilon(self) -> float:
-        """ε that the run states."""
-        guarantee = self.task.guarantee()
-        assert guarantee is not None
-        return guarantee.stated_epsilon
 
     def one_release(self, batch_size: int) -> optax.GradientTransformation:
         """Returns the noise stage for one full batch of this size."""
@@ -228,8 +218,7 @@ def _attack_view(
     game = auditing.canary_gradient(
         transform, run.clip, jnp.zeros(_SMALL), sampler, steps=run.plan.steps
     )
-    result = auditing.audit(game, trials=trials, threat_model=threat_model, **claim)
-    return _as_stated(result, run)
+    return auditing.audit(game, trials=trials, threat_model=threat_model, **claim)
 
 
 def _full_batch(run: _Audit) -> auditing.Game:
@@ -241,21 +230,3 @@ def _full_batch(run: _Audit) -> auditing.Game:
 def _worst_example(run: _Audit) -> auditing.Game:
     # Full batches, so that ε is that of one release, as above.
     return auditing.searched_canary(run.one_release(_SEARCHED), run.clip)[0]
-
-
-def _as_stated(result: auditing.AuditResult, run: _Audit) -> auditing.AuditResult:
-    """Replaces the claim by the ε that the run states, if it is smaller.
-
-    It is smaller if the accountant uses amplification that privacy loss distributions do not, such
-    as "monte_carlo".
-    """
-    stated = run.epsilon
-    if stated >= result.claimed_epsilon or result.claimed is None:
-        return result
-    claims = result.claimed, auditing.approximate_trade_off(stated, result.delta)
-
-    def curve(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.maximum(*(claim.curve(alpha) for claim in claims))
-
-    both = auditing.TradeOff(", and ".join(claim.name for claim in claims), curve)
-    return dataclasses.replace(result, claimed_epsilon=stated, claimed=both)

@@ -68,8 +68,7 @@ def _together(plan: dpoptax.PrivacyPlan, runs: Sequence[PrivacyEvent]) -> Guaran
     """Returns the guarantee of all runs and of the other events of their plan, once."""
     return Guarantee(
         selection.all_of([*runs, *plan.also]),
-        # Several runs have no price by Monte Carlo. "pld" prices events that bound them.
-        accountant="pld" if plan.accountant == "monte_carlo" else plan.accountant,
+        accountant=plan.accountant,
         unit=plan.sampler.unit,
         stated_delta=plan.delta,
     )

@@ -29,7 +29,6 @@ SAMPLERS = {
     ),
     "fixed_size": sampling.FixedSizeSampler,
     "random_allocation": sampling.RandomAllocationSampler,
-    "min_separation": functools.partial(sampling.MinSeparationSampler, separation=3),
     "cyclic": functools.partial(matrix.CyclicPoissonSampler, cycle_length=2),
 }
 

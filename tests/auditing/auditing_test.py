@@ -260,8 +260,7 @@ def test_refuses_audit_of_diverging_run(threat_model):
         (sampling.FixedSizeSampler(8, 4, seed=0), 1, False),
         (CyclicPoissonSampler(8, 2, seed=0, cycle_length=2), 1, False),
         (sampling.RandomAllocationSampler(8, 2, seed=0), 1, False),
-        (sampling.RandomAllocationSampler(8, 2, seed=0), 2, False),
-        (sampling.MinSeparationSampler(8, 2, seed=0, separation=2), 1, False),
+        (sampling.RandomAllocationSampler(16, 2, seed=0), 2, False),
     ],
 )
 def test_only_exact_claims_have_a_family(sampler, bands, exact):

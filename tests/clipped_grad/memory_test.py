@@ -23,11 +23,6 @@ COPIES = [
         dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0, 0.5, 0.25)), **NOISE),
         2,
     ),
-    (
-        "correlated_noise, banded inverse",
-        dpoptax.correlated_noise(dpoptax.matrix.banded_inverse_square_root(100, 16), **NOISE),
-        0,
-    ),
     ("geodp", dpoptax.contrib.geodp(0.1, **NOISE), 0),
     ("doppler, first order", dpoptax.doppler(*preset("doppler-first-order-1")), 1),
     ("doppler, second order", dpoptax.doppler([0.25, 0.5, 0.25]), 2),

@@ -99,10 +99,6 @@ STAGES = {
         dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **NOISE, fixed_point_clip=CLIP),
         CLIP,
     ),
-    "drawn again": (
-        dpoptax.correlated_noise(matrix.BandedInverseToeplitz((1.0, -0.5), steps=10), **NOISE),
-        CLIP,
-    ),
 }
 
 

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import scipy.linalg
 from jax_privacy import matrix_factorization as peer
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
-from dpoptax.matrix._inverse_strategies import reciprocal
+from dpoptax._release.correlated_fixed_point import reciprocal
 from dpoptax.matrix._strategies import _buffered_noise, _settled_noise
 from tests.helpers import after_releases, equations, planned_epsilon
 
@@ -23,8 +22,6 @@ CLIP = dpoptax.l2_clip(0.5)
 ONE_BAND = matrix.BandedToeplitz((7.0,))
 BANDED = matrix.BandedToeplitz((1.0, 0.5, 0.375))
 BUFFERED = matrix.BufferedToeplitz((0.9, 0.3), (0.2, 0.3), steps=24)
-LAMBDA = matrix.BandedInverseToeplitz((2.0, -1.6), steps=24)
-BISR = matrix.banded_inverse_square_root(24, 4)
 
 
 def _dense(strategy, steps):
@@ -58,7 +55,7 @@ def _cyclic(**changes):
     return matrix.CyclicPoissonSampler(**arguments)
 
 
-@pytest.mark.parametrize("strategy", [ONE_BAND, BANDED, BUFFERED, LAMBDA, BISR])
+@pytest.mark.parametrize("strategy", [ONE_BAND, BANDED, BUFFERED])
 def test_noise_is_inverse_strategy_times_white_noise(strategy):
     arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
     params = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
@@ -116,14 +113,6 @@ def test_buffered_noise_equals_norm_of_impulse_response(steps):
     assert _buffered_noise(np.zeros(1), np.ones(1), 9) == 3.0  # 1, −1, 1, …
 
 
-def test_price_uses_float32_weights():
-    weights = np.zeros(9)
-    weights[: len(BISR.coefficients)] = BISR.noising_matrix()
-    assert np.all(weights == weights.astype(np.float32))
-    first = np.linalg.inv(scipy.linalg.toeplitz(weights, np.zeros(9)))[:, 0]
-    np.testing.assert_allclose(first, BISR.column(9), rtol=1e-12, atol=1e-13)
-
-
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
 def test_price_uses_float32_coefficients(strategy):
     noising = strategy.noising_matrix()
@@ -162,7 +151,7 @@ def test_refuses_buffers_of_other_parameters(strategy):
         tx.update(one, restored)
 
 
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, BISR])
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
 def test_noise_products_use_highest_precision(strategy):
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
     total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
@@ -172,22 +161,7 @@ def test_noise_products_use_highest_precision(strategy):
     assert [p for e in products if (p := e.params["precision"]) != highest] == []
 
 
-def test_more_inverse_root_bands_reduce_noise_in_sums():
-    steps, cycle = 24, 6
-    sampler = _cyclic(
-        batch_size=1000 // cycle, dataset_size=cycle * (1000 // cycle), cycle_length=6
-    )
-    sums = np.tril(np.ones((steps, steps)))
-
-    def error(strategy):
-        noise = sums @ np.linalg.inv(_dense(strategy, steps))
-        return np.mean(np.sum(noise**2, 1)) * strategy.under(sampler).sensitivity(steps) ** 2
-
-    independent, two, six = (error(matrix.banded_inverse_square_root(24, b)) for b in (1, 2, 6))
-    assert six < two < independent
-
-
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
 def test_columns_have_norm_at_most_one(strategy):
     norms = np.linalg.norm(_dense(strategy, 24), axis=0)
     np.testing.assert_allclose(norms[0], 1.0)
@@ -245,7 +219,7 @@ def test_amplified_price_is_that_of_one_group():
     assert spent < rdp < 1.3 * spent
 
 
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
 @pytest.mark.parametrize("cycle_length", [2, 5])
 def test_fixed_participation_has_worst_case_sensitivity(strategy, cycle_length):
     sampler = _cyclic(batch_size=1000 // cycle_length, cycle_length=cycle_length)
@@ -273,7 +247,7 @@ def test_refuses_columns_with_unknown_worst_pattern(column):
 
 @pytest.mark.usefixtures("coarse_prices")
 def test_calibrates_multiplier_for_strategy_and_sampler():
-    for strategy, batch_size in ((BANDED, 50), (BUFFERED, 250), (BISR, 250)):
+    for strategy, batch_size in ((BANDED, 50), (BUFFERED, 250)):
         sampling = strategy.under(_cyclic(batch_size=batch_size))
         sigma = accounting.calibrate(epsilon=0.5, delta=1e-5, steps=24, sampler=sampling)
         spent = planned_epsilon(noise_multiplier=sigma, sampler=sampling, steps=24)
@@ -288,8 +262,6 @@ def test_calibrates_multiplier_for_strategy_and_sampler():
         (BANDED, sampling.ShuffledSampler(1000, 50, seed=0), "got ShuffledSampler"),
         (BANDED, _cyclic(cycle_length=2), "got 2 for .* 3 successive step"),
         (BUFFERED, _cyclic(cycle_length=10), "be N/B, got 10 for .* every step"),
-        (BISR, _cyclic(cycle_length=10), "be N/B, got 10 for .* every step"),
-        (LAMBDA, sampling.PoissonSampler(1000, 50, seed=0), "got PoissonSampler"),
     ],
 )
 def test_refuses_sampler_that_does_not_fit_strategy(strategy, sampler, message):
@@ -385,13 +357,6 @@ def test_optimal_strategies_reduce_noise_in_sums():
         (lambda: matrix.BufferedToeplitz((0.5,), (1.7,), 8), "must be stable"),
         (lambda: matrix.BufferedToeplitz((0.9999,), (1.9999,), 9000), "float32 would round off"),
         (lambda: matrix.BufferedToeplitz((0.5,), (0.1,), 0), "`steps` must .* got 0"),
-        (lambda: matrix.BandedInverseToeplitz((), 8), "`coefficients` must"),
-        (lambda: matrix.BandedInverseToeplitz((0.0, 1.0), 8), "first positive"),
-        (lambda: matrix.BandedInverseToeplitz((1.0, 0.5), 8), "nonnegative and do not rise"),
-        (lambda: matrix.BandedInverseToeplitz((1.0, -1.1), 8), "nonnegative and do not rise"),
-        (lambda: matrix.BandedInverseToeplitz((1.0, -0.1, -0.5), 8), "nonnegative and do not rise"),
-        (lambda: matrix.BandedInverseToeplitz((1.0, -0.5), 0), "`steps` must .* got 0"),
-        (lambda: matrix.banded_inverse_square_root(8, 9), "`bands` must .* got 9"),
         (lambda: matrix.optimal_banded_toeplitz(8, 9), "`bands` must .* got 9"),
         (lambda: matrix.optimal_buffered_toeplitz(8, 9), "`cycle_length` between .* and 9"),
         (lambda: _cyclic(batch_size=251), "at most the 250 records"),

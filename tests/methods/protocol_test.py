@@ -36,12 +36,6 @@ NOISE = {
         key=KEY,
         fixed_point_clip=CLIP,
     ),
-    "correlated_noise_redrawn": lambda: dpoptax.correlated_noise(
-        dpoptax.matrix.BandedInverseToeplitz((1.0, -0.5, -0.25), 8),
-        noise_multiplier=1.0,
-        batch_size=4,
-        key=KEY,
-    ),
     "correlated_noise_buffered": lambda: dpoptax.correlated_noise(
         dpoptax.matrix.BufferedToeplitz((0.9, 0.5), (0.2, 0.3), 8),
         noise_multiplier=1.0,

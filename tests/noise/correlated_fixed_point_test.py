@@ -172,7 +172,7 @@ def test_price_equals_floating_point_noise():
     "sampler",
     [
         matrix.CyclicPoissonSampler(24, 8, seed=0, cycle_length=3),
-        sampling.MinSeparationSampler(1000, 8, seed=0, separation=2),
+        sampling.RandomAllocationSampler(1000, 8, seed=0),
     ],
 )
 def test_refuses_epsilon_if_example_repeats_within_band(sampler):
@@ -186,16 +186,9 @@ def test_refuses_epsilon_if_example_repeats_within_band(sampler):
         accounting.guarantee(states[1], sampler).epsilon(1e-5)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        matrix.BandedInverseToeplitz((2.0, -1.6), steps=24),
-        matrix.BufferedToeplitz((0.9, 0.3), (0.2, 0.3), steps=24),
-    ],
-)
-def test_refuses_strategy_that_is_not_banded(strategy):
+def test_refuses_strategy_that_is_not_banded():
     with pytest.raises(TypeError, match="must be a `dpoptax.matrix.BandedToeplitz`"):
-        noise(strategy)
+        noise(matrix.BufferedToeplitz((0.9, 0.3), (0.2, 0.3), steps=24))
 
 
 def test_refuses_sum_of_another_clip():

@@ -53,9 +53,6 @@ CHAINS = {
     "buffered": lambda: optax.chain(
         correlated(matrix.BufferedToeplitz((0.5,), (0.4,), steps=9)), optax.sgd(0.1)
     ),
-    "banded_inverse": lambda: optax.chain(
-        correlated(matrix.banded_inverse_square_root(9, 3)), optax.sgd(0.1)
-    ),
     "adaptive_clip": lambda: optax.chain(
         dpoptax.contrib.adaptive_gaussian_noise(
             ADAPTIVE_CLIP, noise_multiplier=0.5, batch_size=10, key=jax.random.key(7)

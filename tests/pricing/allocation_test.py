@@ -22,8 +22,7 @@ from dpoptax._pricing.custom_events import (
     banded_allocation_event,
     cut_event,
 )
-from dpoptax._pricing.participation_chains import AllocationChain, SeparatedChain
-from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
+from dpoptax.sampling import PoissonSampler, RandomAllocationSampler
 from tests.helpers import after_releases, event_epsilon, planned_epsilon
 
 DELTA = 1e-5
@@ -261,10 +260,10 @@ class TestPrice:
             price(event(1e-5))
         # For a sampler: a union bound over the steps of the period.
         sampler = RandomAllocationSampler(1000, 100, seed=0, max_batch_size=160)
-        (inner,) = [sampler.dp_event(1.0, 10).bound.event]
+        inner = sampler.dp_event(1.0, 10).event
         assert inner.overflow == pytest.approx(10 * stats.binom.sf(159, 1000, 0.1))
         # Truncation in a step that is not released costs nothing.
-        _, rest = sampler.dp_event(1.0, 13).bound.events
+        _, rest = sampler.dp_event(1.0, 13).events
         assert rest.overflow == pytest.approx(3 * stats.binom.sf(159, 1000, 0.1))
 
     @pytest.mark.parametrize(("size", "batch"), [(16, 8), (24, 12), (20, 2)])
@@ -314,7 +313,7 @@ class TestLedger:
         with pytest.warns(UserWarning, match="not below 1/N"):
             spent = accounting.guarantee(released(self.noises()[:1], [3]), sampler).epsilon(0.02)
         event = sampler.dp_event(2.0, 3)
-        assert (event.bound.event.period, event.steps) == (10, 3)
+        assert (event.event.period, event.event.steps) == (10, 3)
         assert spent == planned_epsilon(noise_multiplier=2.0, steps=3, sampler=sampler, delta=0.02)
 
     def test_refuses_stages_with_different_numbers_of_releases(self):
@@ -331,18 +330,15 @@ class TestLedger:
             assert accounting.guarantee(state, sampler, accountant="rdp").epsilon(1e-3) > 0
 
     def test_alternating_stages_are_priced_at_least_noise(self):
-        """With two groups or a separation of two, one stage may have all steps of a record."""
+        """With two groups, one stage may have all steps of a record."""
         noises = [
             dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=10, key=jax.random.key(i))
             for i, sigma in enumerate((8.0, 80.0))
         ]
         state, delta = released(noises, [4, 4]), 1e-3
         met = event_epsilon(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(8.0), 4), delta)
-        for sampler in (
-            matrix.CyclicPoissonSampler(20, 10, seed=0, cycle_length=2),
-            MinSeparationSampler(20, 10, seed=0, separation=2),
-        ):
-            assert accounting.guarantee(state, sampler).epsilon(delta) >= met * (1 - 1e-9)
+        turns = matrix.CyclicPoissonSampler(20, 10, seed=0, cycle_length=2)
+        assert accounting.guarantee(state, turns).epsilon(delta) >= met * (1 - 1e-9)
         # If steps are independent, no alternation is worse than both stages in each step.
         poisson = PoissonSampler(20, 10, seed=0)
         joint = dpa.SelfComposedDpEvent(poisson.dp_event((1 / 64 + 1 / 6400) ** -0.5, 1), 4)
@@ -356,13 +352,10 @@ class TestBandedNoise:
 
     COLUMN = np.array([0.8, 0.5, 0.3])
 
-    def event(self, periods=3, period=13, sigma=1.0, **changed):
-        run = {
-            "column": tuple(self.COLUMN.tolist()),
-            "chain": AllocationChain(period, 1),
-            "overflow": 0.0,
-        }
-        return banded_allocation_event(sigma, period * periods, **(run | changed))
+    def event(self, periods=3, period=13, sigma=1.0, overflow=0.0):
+        column = self.COLUMN.tolist()
+        run = {"column": column, "period": period, "overflow": overflow}
+        return banded_allocation_event(sigma, period * periods, **run)
 
     def test_every_residue_is_dominated(self):
         """The Gram matrix of the possible columns is at most the diagonal of the event."""
@@ -422,23 +415,41 @@ class TestBandedNoise:
         strategy = matrix.BandedToeplitz((0.8, 0.5, 0.3))
         sampler = RandomAllocationSampler(1300, 100, seed=0)
         made = strategy.under(sampler).dp_event(1.0, 30)
-        assert made.bound.count == 3
-        sums = made.bound.event.event
+        assert made.count == 3
+        sums = made.event.event
         assert sums.edge_multiplier < sums.noise_multiplier
-        assert strategy.under(sampler).dp_event(1.0, 13).bound.event.event.edge_multiplier is None
-        relation = {"neighboring_relation": "replace-special"}
-        revealed = dpa.GaussianDpEvent(1.0 / strategy.under(sampler).sensitivity(30))
-        assert event_epsilon(made.bound, DELTA, **relation) < 0.8 * price(revealed)
+        assert strategy.under(sampler).dp_event(1.0, 13).event.event.edge_multiplier is None
+        in_turns = matrix.CyclicPoissonSampler(1300, 100, seed=0, cycle_length=13)
+        revealed = strategy.under(in_turns).dp_event(1.0, 30)
+        assert price(made) < 0.8 * price(revealed)
+
+    def test_little_noise_is_priced_as_if_all_steps_were_known(self):
+        """The greatest norm of the columns' sum over three periods, by trying all steps."""
+        event = self.event(sigma=0.25)
+        columns = np.array([np.pad(self.COLUMN, (t, 38 - t)) for t in range(39)])
+        places = itertools.product(range(13), range(13, 26), range(26, 39))
+        greatest = max(np.linalg.norm(columns[list(steps)].sum(0)) for steps in places)
+        assert price(event) >= price(dpa.GaussianDpEvent(0.25 / greatest))
+        assert event.event == dpa.GaussianDpEvent(self.event().event.edge_multiplier / 4)
+        assert self.event(sigma=0.0) == dpa.NonPrivateDpEvent()
+        assert self.event(sigma=math.inf) == dpa.NoOpDpEvent()
+
+    def test_overflow_of_batches_is_subtracted_from_delta(self):
+        free = price(self.event(), delta=DELTA - 39 * 1e-8)
+        assert price(self.event(overflow=1e-8)) == pytest.approx(free, rel=1e-9)
+        with pytest.raises(ValueError, match="`delta` must be above .*largest batch is full"):
+            price(self.event(overflow=1e-6))
 
     @pytest.mark.parametrize(
-        "changed",
+        ("strategy", "changed", "message"),
         [
-            {"chain": AllocationChain(13, 2)},
-            {"chain": AllocationChain(11, 1)},
-            {"overflow": 1e-6},
-            {"chain": SeparatedChain(3, 0.1)},
+            (matrix.BandedToeplitz((0.8, 0.5, 0.3)), {"participations": 2}, "with 3 bands"),
+            (matrix.BandedToeplitz((0.8, 0.5, 0.3)), {"batch_size": 120}, "at least 4 steps for"),
+            (matrix.BufferedToeplitz((0.5,), (0.4,), steps=30), {}, "with all bands"),
+            (matrix.BandedToeplitz((0.8, -0.5)), {}, "must not be negative .* of -0.53"),
         ],
     )
-    def test_other_runs_reveal_the_steps(self, changed):
-        assert self.event() is not None
-        assert self.event(**changed) is None
+    def test_refuses_other_runs(self, strategy, changed, message):
+        sampler = RandomAllocationSampler(**{"dataset_size": 1300, "batch_size": 100} | changed)
+        with pytest.raises(ValueError, match=message):
+            strategy.under(sampler)

@@ -125,7 +125,6 @@ def test_group_privacy_of_a_gaussian_is_a_gaussian(records):
         sampling.FixedSizeSampler(1000, 100),
         sampling.RandomAllocationSampler(1000, 100),
         sampling.GroupedPoissonSampler(1000, 48, group_sizes=(900, 100), weights=(1, 3)),
-        sampling.MinSeparationSampler(1000, 50, separation=4),
         matrix.CyclicPoissonSampler(1000, 50, cycle_length=4),
     ],
     ids=lambda sampler: type(sampler).__name__,

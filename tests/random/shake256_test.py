@@ -177,11 +177,9 @@ class TestSamplers:
         assert turns[:4] == turns[4:]
         assert set.union(*turns) == set(range(40))
 
-    def test_refuses_bad_seeds_and_minimum_separation(self):
+    def test_refuses_bad_seeds(self):
         with pytest.raises(ValueError, match="32 bytes, got 31.*secrets.token_bytes"):
             sampling.PoissonSampler(40, 10, seed=SEED[1:])
-        with pytest.raises(ValueError, match="`seed` must be an integer"):
-            sampling.MinSeparationSampler(40, 10, seed=SEED, separation=2)
         with pytest.raises(ValueError, match="`seed` must be a non-negative integer"):
             sampling.PoissonSampler(40, 10, seed="a")
         for sampler in ("secret", SEED[:5]):

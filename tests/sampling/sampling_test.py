@@ -17,7 +17,6 @@ from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.sampling import (
     FixedSizeSampler,
     GroupedPoissonSampler,
-    MinSeparationSampler,
     PoissonSampler,
     RandomAllocationSampler,
     Sample,
@@ -32,7 +31,6 @@ KINDS = [
     FixedSizeSampler,
     ShuffledSampler,
     RandomAllocationSampler,
-    MinSeparationSampler,
 ]
 # A correct sampler fails at this level for one seed in a thousand, and the seeds are fixed. A wrong
 # sampler must fall below REJECT.
@@ -217,7 +215,6 @@ def test_samples_have_one_static_shape(kind, multiple_of):
         FixedSizeSampler(6, 4, seed=0),
         CyclicPoissonSampler(12, 4, seed=0, cycle_length=2),
         RandomAllocationSampler(12, 4, seed=0),
-        MinSeparationSampler(12, 4, seed=0, separation=2),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
@@ -265,10 +262,7 @@ def test_default_padding():
 @pytest.mark.parametrize(
     ("kind", "multiple_of"),
     covering(
-        {
-            kind.__name__: kind
-            for kind in (PoissonSampler, RandomAllocationSampler, MinSeparationSampler)
-        },
+        {kind.__name__: kind for kind in (PoissonSampler, RandomAllocationSampler)},
         [1, 4],
         strength=1,
     ),
@@ -419,26 +413,17 @@ def test_refuses_draw_inside_jit():
         jax.jit(sampler.sample)(0)
 
 
-PRICED = [PoissonSampler, FixedSizeSampler, GroupedPoissonSampler, CyclicPoissonSampler]
-CHAINED = [RandomAllocationSampler, MinSeparationSampler]
-
-
-@pytest.mark.parametrize("kind", [*PRICED, *CHAINED, ShuffledSampler])
+@pytest.mark.parametrize("kind", [*KINDS, GroupedPoissonSampler, CyclicPoissonSampler])
 @pytest.mark.parametrize("name", _base._DRAWING)
 def test_refuses_classes_that_draw_in_their_own_way_without_an_event(kind, name):
     changed = {name: lambda self, step: kind.sample(self, 0)}
     message = f"`Other` must define `dp_event`, because it overrides `{name}` .* `{kind.__name__}`"
-    chained = "`Other` must define `.*`, because"
-    with pytest.raises(TypeError, match=chained if kind in CHAINED else message):
+    with pytest.raises(TypeError, match=message):
         type("Other", (kind,), changed)
     mixin = type("Mixin", (), changed)
     with pytest.raises(TypeError, match="must define"):
         type("Other", (mixin, kind), {})
     stated = {"dp_event": kind.dp_event}
-    if kind in CHAINED:  # with correlated noise, `chain` is priced
-        with pytest.raises(TypeError, match="must define `chain`"):
-            type("Other", (kind,), changed | stated)
-        stated["chain"] = kind.chain
     other = type("Other", (kind,), changed | stated)
     assert issubclass(type("Later", (other,), {}), kind)  # a subclass of it draws as it states
 
@@ -450,8 +435,12 @@ def test_sizes_are_the_only_positional_arguments(kind):
         kind(8, 4, 0)
 
 
-def test_cyclic_subclass_with_its_own_event_has_no_turns():
-    """Correlated noise is priced by the turns of a cyclic sampler."""
+def test_subclass_with_its_own_event_has_no_price_with_correlated_noise():
+    """Correlated noise is priced by the turns of a cyclic sampler, or by its periods."""
+
+    class InOneStep(RandomAllocationSampler):
+        def dp_event(self, noise_multiplier, steps):
+            return PoissonSampler(4, 4, seed=0).dp_event(noise_multiplier, steps)
 
     class InOneGroup(CyclicPoissonSampler):
         def sample(self, step):
@@ -470,3 +459,5 @@ def test_cyclic_subclass_with_its_own_event_has_no_turns():
     assert strategy.under(Logged(12, 3, seed=0, cycle_length=4)).sensitivity(4) == pytest.approx(1)
     with pytest.raises(ValueError, match="`sampler` must be a CyclicPoissonSampler"):
         strategy.under(InOneGroup(12, 3, seed=0, cycle_length=4))
+    with pytest.raises(ValueError, match="`sampler` must be a CyclicPoissonSampler or a Random"):
+        strategy.under(InOneStep(12, 1, seed=0))

@@ -1,7 +1,5 @@
 """Tests of `dpoptax.training.fit_runs`."""
 
-import dataclasses
-
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -114,19 +112,6 @@ def test_other_events_count_once_for_all_runs(name):
     assert once < twice
     assert found.guarantee_of_one.stated_epsilon < found.guarantee.stated_epsilon
     assert len(found.guarantee.event.seeds) == 2 + (name == "a run")
-
-
-def test_runs_by_monte_carlo_are_priced_together():
-    sampler = dpoptax.sampling.RandomAllocationSampler(60, 20)
-    plan = dpoptax.PrivacyPlan(
-        steps=3, sampler=sampler, noise_multiplier=3.0, accountant="monte_carlo"
-    )
-    found = fit_runs(loss_fn, start, DATA, plan, runs=2, **OPTIONS)
-    one = dataclasses.replace(plan, accountant="pld")
-    both = dataclasses.replace(one, also=[one.guarantee()])
-    assert found.guarantee.accountant == "pld"
-    assert found.guarantee.stated_epsilon == pytest.approx(both.epsilon)
-    assert found.guarantee_of_one.accountant == "monte_carlo"
 
 
 def test_runs_without_a_price_do_not_train():

@@ -491,13 +491,6 @@ def test_refuses_bad_sweeps(tmp_path, changes, message):
     assert not (tmp_path / "out" / "sweep.json").exists()
 
 
-def test_refuses_monte_carlo_price_of_all_trials(tmp_path):
-    """The error precedes planning, which may take minutes."""
-    configs = {"one": TINY.replace(accountant="monte_carlo", noise_multiplier=1.0)}
-    with pytest.raises(ConfigError, match="Use accountant='pld', or use random repetitions"):
-        prepare(configs, sweep(tmp_path), 0)
-
-
 def test_record_path_depends_on_config_split_and_code(tmp_path):
     path = functools.partial(record_path, tmp_path, made_by="a")
     trial = Trial(TINY.replace(seed=3))

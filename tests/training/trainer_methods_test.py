@@ -295,42 +295,6 @@ def test_audit_of_variation_does_not_contradict_claim(name, short_search):
     check_audit(name)
 
 
-@pytest.mark.slow
-def test_audit_tests_the_stated_epsilon(monkeypatch):
-    """Loss distributions would give three times this ε, which the audit could not refute.
-
-    They price six bands of a cycle of 23 batches without amplification.
-    """
-    config = tiny(
-        method=CorrelatedNoise(bands=6),
-        sampling="balls_in_bins",
-        accountant="monte_carlo",
-        noise_multiplier=1.0,
-        epsilon=None,
-        steps=46,
-        delta=5e-4,
-    )
-    guarantee = config.task().guarantee()
-    stated, by_pld = (
-        dataclasses.replace(guarantee, accountant=name).stated_epsilon
-        for name in ("monte_carlo", "pld")
-    )
-    assert 2 * stated < by_pld
-    curve = auditing.trade_off_curve([1.0] * 900 + [0.0] * 100, [0.0] * 990 + [1.0] * 10, [0.5])
-    assert curve.refutes(auditing.approximate_trade_off(stated, 5e-4))
-    seen = auditing.AuditResult(
-        by_pld, 2 * stated, 5e-4, 0.999, 1000, "white-box", "planted", 0.1,
-        claimed=auditing.approximate_trade_off(by_pld, 5e-4), evidence=curve,
-    )  # fmt: skip
-    assert not seen.violated
-    monkeypatch.setattr(auditing, "audit", lambda *args, **kwargs: seen)
-    monkeypatch.setattr(audit, "_worst_example", lambda run: None)
-    rows = audit.audit_task(config.task())
-    assert [row.result.claimed_epsilon for row in rows] == [by_pld] * 2 + [stated] * 2
-    assert [row.violated for row in rows] == [False] * 2 + [True] * 2
-    assert all(row.result.evidence.refutes(row.result.claimed) for row in rows[2:])
-
-
 def test_refuses_audit_without_claim():
     config = tiny(method=GeoDP(), noise_multiplier=1.0, epsilon=None)
     with pytest.raises(

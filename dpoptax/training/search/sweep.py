@@ -217,12 +217,6 @@ def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
             "`also` must be empty in a sweep, because its events would count once for each trial. "
             "Choose the settings on public data, or compose the guarantee of the sweep."
         )
-    if sweep.repetitions == "fixed" and any(plan.accountant == "monte_carlo" for plan in plans):
-        raise ConfigError(
-            "`accountant` must not be 'monte_carlo' in a sweep with repetitions='fixed', because "
-            "it prices a single run. Use accountant='pld', or use random repetitions, which price "
-            "each trial by Rényi divergences."
-        )
     for task in tasks:
         if not cast(Evaluation, task.evaluate).has_score(task.params, mean=True):
             raise ConfigError(
