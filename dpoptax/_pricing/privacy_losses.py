@@ -42,7 +42,7 @@ def pairs_of(
         pair = loss_of(event, relation, interval)
         if pair is None:
             return None
-        # Equal events share a cached pair. Keeping it here keeps its id from being used again.
+        # Equal events may share a cached pair. Keeping it here keeps its id from being used again.
         pairs[id(pair)] = pair, count + pairs.get(id(pair), (pair, 0))[1]
     found = list(pairs.values())
     if gaussians:

@@ -180,6 +180,7 @@ def refusals(state: NoiseState, mechanism: Mechanism, own_rows: jax.Array | np.b
       mechanism: the stage's mechanism.
       own_rows: whether the rows of the sum, if any were selected, were selected for this release.
     """
+    # `safe_increment` stops at the largest count, and the last noise would be added again.
     found = _refusals(state.count, state.key, state.imprint, _values(mechanism), own_rows)
     return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
@@ -199,6 +200,7 @@ def _refusals(
     values: np.ndarray,
     own_rows: jax.Array | np.bool_,
 ) -> jax.Array:
+    # A reason stays once it is set: `found` starts from those of earlier releases.
     sound = {
         OTHER_ROWS: own_rows,
         OTHER_MECHANISM: jnp.all(imprint.values == values),
@@ -314,6 +316,7 @@ def check_imprint(state: NoiseState) -> None:
 
 
 def _values(mechanism: Mechanism) -> np.ndarray:
+    # A float64 is two words of 32 bits, so σ and B are stored exactly.
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
     rest = zlib.crc32(mechanism.checkpoint_key.encode())
     return np.append(both.view(np.uint32), np.uint32(rest))

@@ -78,11 +78,13 @@ def release(
     own_rows = np.bool_(True) if belongs is None else belongs(clipped)
     # `belongs` reads arrays of the clipped sum. Without the mark, they would count as private here.
     refused = mark_released(refusals(state, mechanism, own_rows), mechanism)
+    # The count before this release makes the key, so a repeated step gets the same noise.
     mean, extra = noisy_mean(clipped, mark(fold_in(state.key, state.count), NOISE))
     mean = mark_released(_nan_where(refused != 0, mean), mechanism)
     decoded = clipped.decode(mean)
     # `decode` may turn NaN into a number.
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
+    # Rounding to the parameters' dtype is post-processing.
     if params is not None:
         released = _in_dtypes_of(params, released)
     return released, (mean, extra), count_release(state, refused, terms.points)
