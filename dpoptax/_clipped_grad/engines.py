@@ -83,6 +83,7 @@ def choose_engine(options: Options) -> Engine:
     sums: Callable[..., tuple[PyTree, PyTree]]
     if options.needs_gradients:
         sums = functools.partial(per_example_sum, clip=clip, grid=options.grid)
+        # The sum of explicit gradients is complete: each was encoded before the sum.
         return Engine(sums, lambda params, total: total)
     if options.method not in _IN_BACKWARD:
         from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
@@ -94,6 +95,7 @@ def choose_engine(options: Options) -> Engine:
         from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums
     else:
         from dpoptax._ghost_clipping.backward.recomputed_sum import recomputed_sum as sums
+    # The total is the pair of the summed gradient and the clip's statistic.
     join = lambda params, total: clip.join(*total)  # noqa: E731
     return Engine(_after_reading(sums, options), join, in_backward=True)
 

@@ -149,6 +149,7 @@ def select_and_place(
         ]
         return lax.pad(jnp.where(chosen == i, source, zero), zero, config)
 
+    # Windows add in a fixed order of their places, also if they overlap.
     return functools.reduce(jnp.add, itertools.starmap(placed, enumerate(places)))
 
 

@@ -243,7 +243,7 @@ def _add(clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, key: jax.A
 def _add_in_fixed_point(
     clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, key: jax.Array
 ) -> PyTree:
-    # Without noise there is no grid to round to. If the sum has one, `grid_of` raises an error.
+    # Without noise, nothing is rounded. If the sum has a grid, `grid_of` raises an error.
     if mechanism.noise_multiplier == 0.0 and clipped.terms.grid is None:
         return clipped.sum
     from dpoptax._release import fixed_point  # few runs need it
