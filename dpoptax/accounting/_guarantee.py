@@ -188,6 +188,7 @@ class Guarantee:
         2.0
         """
         self._check_delta(delta)
+        # A profile down to δ/2 has pairs below δ, which `least_mu` needs.
         return least_mu(*self._profile(delta / 2), delta)
 
     def for_records(self, records: int) -> "Guarantee":
@@ -279,6 +280,7 @@ class Guarantee:
         # A part of the releases reveals at most as much as all of them, so bounds can be lowered.
         least = np.minimum.accumulate(bounds[::-1])[::-1]
         found = least[np.searchsorted(counts, wanted)]
+        # Without steps and other events, nothing is released.
         return found if self.other_events else np.where(wanted == 0, 0.0, found)
 
     def to_dict(self) -> dict[str, Any]:

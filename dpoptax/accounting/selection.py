@@ -54,6 +54,7 @@ def all_of(trials: Sequence[Composable]) -> PrivacyEvent:
     1.55
     """
     given = _given(trials)
+    # Equal trials are one event that is repeated, whose privacy loss is computed once.
     counts = collections.Counter(_hashable(each.dp_event) for each in given)
     events = [dpa.SelfComposedDpEvent(event, count) for event, count in counts.items()]
     together = events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)

@@ -100,6 +100,7 @@ class PlanTerms:
             assert planned.event_after is not None  # a plan has a sequence of steps
             return dataclasses.replace(planned, event=planned.event_after(steps)).stated_epsilon
 
+        # ε increases with the steps, so this counts the numbers of steps within the budget.
         steps = bisect.bisect_right(range(1, self.steps), budget, key=spent)
         if not steps:
             raise ValueError(
