@@ -179,6 +179,7 @@ def clipped_grad(
             key, ids = _check_randomness(key, ids, is_example.shape[0])
         if grid is not None:
             check_capacity(clip, grid, is_example.shape[0])
+        # Masked rows count as summands, since the number of examples is private.
         terms = Terms(clip, grid, is_example.shape[0], mask is None, points.code)
         clipped, aux = total(points, (batch, ids), is_example, key, terms=terms)
         return (clipped, aux) if has_aux else clipped

@@ -56,6 +56,7 @@ class Options:
     @property
     def needs_gradients(self) -> bool:
         """Returns whether the options require per-example gradients."""
+        # Clips that encode by norms need only those, and one statistic of each example.
         by_gradients = self.clip.encodes and not self.clip.by_norms
         return self.method == "vmap" or self.grid is not None or by_gradients
 
@@ -67,6 +68,7 @@ class Options:
         """
         precision = self.precision
         default: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        # By default, factors are rounded as products on this device would round them anyway.
         if precision is None and default in _ONE_PASS:
             precision = "bfloat16" if rounds_products(device_of(self.mesh)) else "float32"
         return jnp.bfloat16 if precision == "bfloat16" else None

@@ -159,6 +159,7 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     exponents = (lax.bitcast_convert_type(updates, integer) >> kind.nmant) & beyond
     zeros = lax.full_like(operand, 0, integer)
     largest = _scatter(lax.scatter_max, eqn, zeros, indices, exponents)
+    # The exponent of each update's entry, so all updates of an entry have one unit.
     shared = _gather(eqn, largest, indices)
     infinite = [updates == jnp.inf, updates == -jnp.inf]
     # Scaled by the entry's exponent, so that the largest update has `bits` bits before the point.

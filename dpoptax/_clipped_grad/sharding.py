@@ -60,7 +60,9 @@ def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: fl
         layout.check_batch(mask.shape[0])
         specs = layout.specs(points.points[0])
         everywhere = jax.tree.broadcast(P(), points)
+        # The reference is replicated. Only the points have the shardings of the parameters.
         point_specs = dataclasses.replace(everywhere, points=tuple(specs for _ in points.points))
+        # Each device needs the size of the whole batch, to allow for the rounding of the whole sum.
         whole = WholeBatch(mask.shape[0], layout.shards)
         sum_devices = device_adder(layout, whole, bound)
 

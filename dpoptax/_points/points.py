@@ -207,6 +207,7 @@ def fits(tracker: "TrackIteratesState | ReferenceState", code: int) -> bool:
     """Returns whether points with a code were computed from a state; code 0 fits every state."""
     if code == 0:
         return True
+    # A reference is only present or absent: its values change in each step.
     if isinstance(tracker, ReferenceState):
         return bool(code & _REFERENCE)
     return code >> _FLAG_BITS == points_code(tracker, None) >> _FLAG_BITS

@@ -211,6 +211,7 @@ def _privacy_losses(
     if rough > LARGEST:
         return None, interval
     if rough > 2000:
+        # About 10^6 losses up to ε.
         interval = max(interval, 1e-6 * rough)
     pairs = _pairs_of(parts, relation, interval)
     if any(isinstance(event, _DERIVED) for event, _ in parts):

@@ -165,6 +165,7 @@ def adaptive_clip(
         clip_norm("initial_l2_clip_norm", initial_l2_clip_norm),
         float(quantile),
         positive("learning_rate", learning_rate),
+        # `math.sqrt` of this square is exactly the rounded √ρ.
         count**2,
     )
 

@@ -142,6 +142,7 @@ def correlated_noise(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None
     ) -> tuple[PyTree, CorrelatedNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, PyTree]:
+            # Compared by shape and dtype with new buffers of this sum.
             _check_buffers(state.buffers, jax.eval_shape(noising.init, clipped.sum))
             noisy, buffers = noising.add(clipped, state, step_key)
             return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), buffers

@@ -42,6 +42,7 @@ def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, 
     the same scale in all steps.
     """
     taps, d = multiples(strategy), optax.tree.size(clipped.sum)
+    # ‖c‖ of the rounded coefficients, whose first one is 2¹¹/2¹¹.
     norm = math.hypot(2**_BITS, *taps) / 2**_BITS
     moved = clipped.clip.sensitivity + math.sqrt(d) * g
     return sigma * (norm * moved + math.sqrt(len(taps) * d) * g)
@@ -140,6 +141,7 @@ def reciprocal(coefficients: Sequence[float], steps: int) -> np.ndarray:
     series = np.zeros(steps)
     series[0] = 1.0
     for t in range(1, steps):
+        # h_t = −Σ_{i ≥ 1} d_i h_{t−i}.
         past = series[max(0, t + 1 - d.size) : t][::-1]
         series[t] = -d[1 : 1 + past.size] @ past
     return series

@@ -73,6 +73,7 @@ class Mechanism:
         field adds a line if it is set, and changes nothing otherwise. Messages are left out.
         """
         optional = {
+            # Only that there is a reason is part of the key. None leaves a line out.
             "unproven": self.unproven is not None or None,
             "strategy": self.strategy and self.strategy.checkpoint_key,
             "sensitivity": self.sensitivity and float(self.sensitivity).hex(),
@@ -280,6 +281,7 @@ def _check_hosts(mechanism: Mechanism, key: jax.Array, params: PyTree) -> None:
 
     The sum would be released once per host, but the ledger would count one release.
     """
+    # Parameters that this host cannot read whole are spread over several hosts.
     shared = (isinstance(x, jax.Array) and not _is_local(x) for x in jax.tree.leaves(params))
     if not any(shared) or isinstance(key, jax.core.Tracer):
         return

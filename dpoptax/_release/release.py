@@ -65,6 +65,7 @@ def release(
             "`dpoptax.clipped_grad`."
         )
     _check_clip(terms.clip, clip)
+    # Without a mask, nothing shows which rows are padding, so the batch must have B rows.
     if terms.unmasked and terms.examples != mechanism.batch_size:
         raise ValueError(
             f"Without a mask, the batch must have batch_size={mechanism.batch_size:g} rows, got "
@@ -92,6 +93,7 @@ def release(
 
 def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
     """Marks arrays as released by a mechanism, if it has a guarantee."""
+    # `information_flow` must not call a sum without noise, or without a proof, released.
     private = mechanism.noise_multiplier > 0.0 and not mechanism.unproven
     return mark(tree, RELEASE) if private else tree
 

@@ -112,6 +112,7 @@ def _solution(search: "_Search", name: str, start: float) -> float:
             f"`epsilon` must be at least {text}, got {search.epsilon}. Raise `epsilon`, "
             "which includes the events in `also`, or `delta` or the noise."
         )
+    # The search stopped there, so the budget would allow more steps, or less noise.
     if found == (_MAX_STEPS if name == "steps" else _MULTIPLIERS[0]):
         raise ValueError(
             f"`epsilon` must be below {text}, got {search.epsilon}. Lower `epsilon` or the noise, "
@@ -198,6 +199,7 @@ class _Search:
             spent = price(x)
             within = spent <= self.epsilon
             known[within] = x, spent
+            # An infinite or zero ε counts as very far from the target.
             ratio = math.log(min(max(spent / self.epsilon, _FAR), 1 / _FAR))
             # At the end of the range toward which the search would go on.
             at_end = x == (self.highest if within == self.rising else self.lowest)
@@ -218,6 +220,7 @@ class _Search:
 
     def _inside(self, x: float, known: Mapping[bool, tuple[float, float]]) -> float:
         """Returns the nearest parameter in the range whose price may still be needed."""
+        # With a rising ε, the parameter within the target is below the other one.
         below, above = known.get(self.rising), known.get(not self.rising)
         low = below[0] + self._unit(below[0]) if below else self.lowest
         high = above[0] - self._unit(above[0]) if above else self.highest

@@ -126,6 +126,7 @@ class Guarantee:
         object.__setattr__(self, "event", _one_event(self.event))
         for name, default in (("unit", "example"), ("neighboring_relation", ADD_OR_REMOVE)):
             known, stated = getattr(self.event, name), getattr(self, name)
+            # The event decides an attribute that is left open, and must agree with a stated one.
             if not stated:
                 object.__setattr__(self, name, known or default)
             elif known not in (None, stated):
@@ -391,6 +392,7 @@ def _one_event(event: Composable | Sequence[Composable]) -> PrivacyEvent:
 def _selections(event: Any) -> list[dict[str, Any]]:
     """Returns the random numbers of trials whose best one is a part of an event."""
     if not isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        # A composition has `events`, and a wrapper of one event has `event`.
         parts = getattr(event, "events", None) or [getattr(event, "event", None)]
         return [found for part in parts if part is not None for found in _selections(part)]
     names = {shape: name for name, shape in SHAPES.items()}

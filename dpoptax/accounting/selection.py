@@ -102,6 +102,7 @@ def best_of_random(
             "several times and each trial needs its own. Pass the guarantee of a "
             "`dpoptax.PrivacyPlan` without `seed`."
         )
+    # Without repetitions, since only the costliest candidate counts.
     events = tuple(dict.fromkeys(_hashable(each.dp_event) for each in given))
     worst = events[0] if len(events) == 1 else _WorstOfDpEvent(events)
     shape = SHAPES[distribution]

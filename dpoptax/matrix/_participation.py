@@ -126,6 +126,7 @@ class Participation:
     @property
     def _amplified(self) -> bool:
         bands, sampler = self.strategy.bands, self.sampler
+        # The steps of an example are at least a cycle apart, so no two of them share a band.
         return (
             _draws_as(sampler, CyclicPoissonSampler)
             and bands is not None

@@ -142,6 +142,7 @@ class BufferedToeplitz(Strategy):
             )
         object.__setattr__(self, "decay", tuple(decay.tolist()))
         object.__setattr__(self, "scale", tuple(scale.tolist()))
+        # `_buffered_noise` is for the matrix with diagonal 1, which is A times this norm.
         noise = self._norm * _buffered_noise(decay, scale, self.steps)
         if not noise <= _MOST_NOISE:
             raise ValueError(
@@ -184,6 +185,7 @@ class BufferedToeplitz(Strategy):
         return float(np.float32(np.linalg.norm(self._raw(self.steps))))
 
     def _raw(self, steps: int) -> np.ndarray:
+        # θ_j^(i − 1) for i = 1, 2, …
         powers = np.asarray(self.decay)[None, :] ** np.arange(max(steps - 1, 0))[:, None]
         return np.concatenate([[1.0], powers @ np.asarray(self.scale)])[:steps]
 

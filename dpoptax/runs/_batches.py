@@ -95,6 +95,7 @@ def draw(sampler: "Sampler", users: "UserTable | None", step: int) -> Drawn:
     Rows are (B,), or (B, R) for the records of users, and `known` is the mask of these records.
     """
     if users is None:
+        # Records are their own ids.
         rows, mask = sampler.sample(step)
         return rows, mask, rows, None
     drawn = users.sample(sampler, step)

@@ -125,6 +125,7 @@ class PlanTerms:
     def __str__(self) -> str:
         planned, sampler = self.guarantee(), self.sampler
         size, batch_size = sampler.dataset_size, sampler.batch_size
+        # A plan has one noise stage.
         (stage,) = planned.releases
         q = sampler.sampling_probability
         # Random allocation draws slightly fewer than B, if B does not divide N.

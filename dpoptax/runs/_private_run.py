@@ -76,12 +76,14 @@ class PrivateRun:
         """Starts the use of a plan with a noise key, after the first `step` steps."""
         self.plan, self.step = plan, step
         self._key = check_noise_key(key)
+        # The batches follow from the key, so a checkpoint with the key restores both.
         self._sampler = seeded(plan.sampler, self._key)
         # The step at which this object began, and whether a state of the chain was made.
         self._first, self._begun = step, False
         # Whether `noise` was called, and a mark of the newest iterator.
         self._chained, self._turn = False, object()
         self._in_use = False  # whether the last batch may still wait for its release
+        # A continued run does not know how its earlier steps were drawn.
         self._drawn = step == 0  # whether `batches` drew all steps
         self._check_new()
 
@@ -151,6 +153,7 @@ class PrivateRun:
         def begin(params: "PyTree") -> Any:
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
                 return init(params)  # the structure of a state
+            # Before the first batch, no noise was used, so a second state is harmless.
             if self._begun and self.step > self._first:
                 raise RuntimeError(
                     "`init` must not be called again after the first batch of a run, because the "
