@@ -98,6 +98,7 @@ class BatchSum:
     ) -> tuple[PyTree, PyTree]:
         """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
         batch, ids = records
+        # By the record's id and not its row, so other records in the batch do not change its key.
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         example, one_key = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys)

@@ -99,6 +99,7 @@ def calibrate(
     if noise_multiplier is None:
         search = _Search(event, *target, *_MULTIPLIERS, digits=5)
         return _solution(search, "noise_multiplier", start=1.0)
+    # A `BufferedToeplitz` is made for a number of steps and has no price beyond it.
     most = min(_MAX_STEPS, getattr(getattr(sampler, "strategy", None), "steps", _MAX_STEPS))
     return int(_solution(_Search(event, *target, 1, most), "steps", min(1000, most)))
 

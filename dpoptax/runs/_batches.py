@@ -173,6 +173,7 @@ def read_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
     try:
         pending = None
         for step in steps:
+            # The next result is computed while the caller uses the one before it.
             ahead = pool.submit(load, step)
             if pending is not None:
                 yield pending.result()
