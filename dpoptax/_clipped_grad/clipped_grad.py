@@ -157,6 +157,7 @@ def clipped_grad(
     sums = BatchSum(loss_fn, has_aux, engine, microbatch_size, mesh)
     on_mesh = mesh is not None or param_specs is not None
     batch_sum = _over_devices(sums, clip, mesh, axis_name, param_specs) if on_mesh else sums
+    # Terms are static: they are part of the dtype of the sealed sum.
     total = jax.jit(functools.partial(sealed_sum, batch_sum), static_argnames="terms")
 
     def grad_fn(
@@ -177,6 +178,7 @@ def clipped_grad(
             key, ids = _check_randomness(key, ids, is_example.shape[0])
         if grid is not None:
             _rounding.integer_sums.check_capacity(clip, grid, is_example.shape[0])
+        # Masked rows count as summands, since the number of examples is private.
         terms = Terms(clip, grid, is_example.shape[0], mask is None, points.code)
         clipped, aux = total(points, (batch, ids), is_example, key, terms=terms)
         return (clipped, aux) if has_aux else clipped
@@ -246,6 +248,7 @@ def _check_same_axes(points: GradientPoints, batch: PyTree) -> None:
     `sum_over_devices`.
     """
     batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
+    # Outside `shard_map`, nothing varies over manual axes.
     for point in points.points if batch_axes else ():
         _check_varying(point, batch_axes)
 
@@ -297,6 +300,7 @@ def _compared_on_hosts(
     from dpoptax._support.digests import digest_of  # only runs on several hosts need it
 
     def compared(*args: PyTree) -> tuple[PyTree, PyTree]:
+        # The program holds the arrays that the loss closes over, and the Python branches it took.
         program = digest_of(jax.make_jaxpr(total)(*args))
         check_same_on_hosts({"`clip`": clip, "`loss_fn`, with all it closes over": program})
         return total(*args)

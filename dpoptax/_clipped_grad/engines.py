@@ -54,6 +54,7 @@ class Options:
     @property
     def needs_gradients(self) -> bool:
         """Returns whether the options require per-example gradients."""
+        # Clips that encode by norms need only those, and one statistic of each example.
         by_gradients = self.clip.encodes and not self.clip.by_norms
         return self.method == "vmap" or self.grid is not None or by_gradients
 
@@ -65,6 +66,7 @@ class Options:
         """
         precision = self.precision
         default: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        # By default, factors are rounded as products on this device would round them anyway.
         if precision is None and default in _ONE_PASS:
             precision = "bfloat16" if rounds_products(device_of(self.mesh)) else "float32"
         return jnp.bfloat16 if precision == "bfloat16" else None
@@ -83,6 +85,7 @@ def choose_engine(options: Options) -> Engine:
         from dpoptax._clipped_grad.per_example_sum import per_example_sum
 
         sums = functools.partial(per_example_sum, clip=clip, grid=options.grid)
+        # The sum of explicit gradients is complete: each was encoded before the sum.
         return Engine(sums, lambda params, total: total)
     if options.method not in _IN_BACKWARD:
         from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
@@ -94,6 +97,7 @@ def choose_engine(options: Options) -> Engine:
         from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums
     else:
         from dpoptax._ghost_clipping.backward.recomputed_sum import recomputed_sum as sums
+    # The total is the pair of the summed gradient and the clip's statistic.
     join = lambda params, total: clip.join(*total)  # noqa: E731
     return Engine(_after_reading(sums, options), join, in_backward=True)
 

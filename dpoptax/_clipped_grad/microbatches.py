@@ -98,11 +98,12 @@ class BatchSum:
     ) -> tuple[PyTree, PyTree]:
         """Returns the total before `Engine.join`. The arguments `over` go to the engine."""
         batch, ids = records
+        # By the record's id and not its row, so other records in the batch do not change its key.
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        example, own_key = jax.tree.map(
+        example, one_key = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys)
         )
-        loss = trace_loss(self.loss_fn, points.points[0], example, own_key, has_aux=self.has_aux)
+        loss = trace_loss(self.loss_fn, points.points[0], example, one_key, has_aux=self.has_aux)
 
         def microbatch_sum(batch_and_keys: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
             batch, keys = batch_and_keys
@@ -157,6 +158,7 @@ def _in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
         examples = mask.shape[0]
         if microbatch_size >= examples:
             return sums(batch, mask)
+        # The number of rows up to the next multiple.
         missing = -examples % microbatch_size
         if missing:
 
@@ -188,6 +190,7 @@ def _rewrite_for_xla(fun: Callable[..., PyTree], *, private: bool) -> Callable[.
 
     In a `private` sum, scatters on GPUs become independent of the order of updates.
     """
+    # `jit` keeps the trace that `make_jaxpr` made, so a call of `traced` does not trace again.
     traced = jax.jit(fun)
 
     def run(*args: PyTree) -> PyTree:

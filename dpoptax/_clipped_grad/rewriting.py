@@ -53,10 +53,12 @@ class Constants:
         if atom in jaxpr.constvars:
             consts = zip(jaxpr.constvars, getattr(self._program, "consts", ()), strict=False)
             x = dict(consts).get(atom)
+            # A constant that is traced outside has no value yet.
             return None if x is None or isinstance(x, jax.core.Tracer) else np.asarray(x)
         around, outside = self._around or (None, self)
         if around is None or around.primitive.name not in PROGRAM_CALLS:
             return None
+        # A call passes its operands on, one for each input of its program.
         same = len(jaxpr.invars) == len(around.invars)
         return outside.value(around.invars[jaxpr.invars.index(atom)]) if same else None
 
@@ -118,6 +120,7 @@ def _rewrite_inside(eqn: JaxprEqn, rule: Rule, constants: Constants) -> JaxprEqn
         own = Constants(param, (eqn, constants))
         if not applies(rule, param, own):
             return param
+        # A bare `Jaxpr` has no constants.
         closed = param if isinstance(param, ClosedJaxpr) else ClosedJaxpr(param, ())
         made = jax.make_jaxpr(lambda *inputs: evaluate(closed, rule, inputs, own))(
             *(v.aval for v in closed.jaxpr.invars)

@@ -64,7 +64,9 @@ def _find_replacement(eqn: JaxprEqn, constants: Constants) -> Callable[..., Any]
     if eqn.primitive not in (*_SUMS, lax.scatter_mul_p, lax.scatter_p):
         return None
     dtype = type_of(eqn.invars[0]).dtype
+    # Integers add and multiply exactly in any order, but the last of several set values would win.
     exact = eqn.primitive is not lax.scatter_p and not jnp.issubdtype(dtype, jnp.inexact)
+    # The rounding of scatters in this scope is bounded for any order of the updates.
     bounded = ANY_ORDER in str(eqn.source_info.name_stack)
     if exact or bounded or updates_per_entry(eqn) <= 1 or _are_distinct(eqn, constants):
         return None
@@ -93,7 +95,9 @@ def _are_distinct(eqn: JaxprEqn, constants: Constants) -> bool:
     columns = []
     for column, values in _constant_columns(eqn, constants):
         axis = numbers.scatter_dims_to_operand_dims[column]
+        # Two indices outside may be clamped to one place.
         inside = np.all((values >= 0) & (values < sizes[axis]))
+        # Windows of one entry along this axis are disjoint if their indices differ.
         if extents[axis] == 1 and inside:
             columns.append(np.broadcast_to(values, shape))
     if not columns:
@@ -108,6 +112,7 @@ def _constant_columns(eqn: JaxprEqn, constants: Constants) -> list[tuple[int, np
     """Returns the columns of a scatter's indices that are constant, with their numbers."""
     indices = eqn.invars[1]
     parts, last, stacked = [indices], type_of(indices).ndim - 1, False
+    # `jnp` joins the indices of several axes along the last axis.
     joined = constants.definition(indices)
     if joined and last in (joined.params.get("dimension"), joined.params.get("axis")):
         stacked = joined.primitive.name == "stack"
@@ -126,10 +131,10 @@ def _constant_columns(eqn: JaxprEqn, constants: Constants) -> list[tuple[int, np
 def _window_sizes(eqn: JaxprEqn) -> tuple[int, ...]:
     """Returns the size of a scatter's windows along each axis of the operand."""
     numbers, updates = eqn.params["dimension_numbers"], type_of(eqn.invars[2]).shape
-    own = iter(numbers.update_window_dims)
+    windows = iter(numbers.update_window_dims)
     single = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     axes = range(type_of(eqn.invars[0]).ndim)
-    return tuple(1 if axis in single else updates[next(own)] for axis in axes)
+    return tuple(1 if axis in single else updates[next(windows)] for axis in axes)
 
 
 def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
@@ -151,15 +156,17 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     updates = lax.optimization_barrier(updates.astype(wide))
     updates = -updates if eqn.primitive is lax.scatter_sub_p else updates
     # The biased exponent, without the sign. It is `beyond` for infinities and NaN.
-    own = (lax.bitcast_convert_type(updates, integer) >> kind.nmant) & beyond
+    exponents = (lax.bitcast_convert_type(updates, integer) >> kind.nmant) & beyond
     zeros = lax.full_like(operand, 0, integer)
-    largest = _scatter(lax.scatter_max, eqn, zeros, indices, own)
+    largest = _scatter(lax.scatter_max, eqn, zeros, indices, exponents)
+    # The exponent of each update's entry, so all updates of an entry have one unit.
     shared = _gather(eqn, largest, indices)
     infinite = [updates == jnp.inf, updates == -jnp.inf]
     # Scaled by the entry's exponent, so that the largest update has `bits` bits before the point.
     # An update with biased exponent e is below 2^(e - maxexp + 2).
     rest = _ldexp(jnp.where(jnp.isfinite(updates), updates, 0.0), bits + kind.maxexp - 2 - shared)
     total, sums = jnp.zeros_like(operand, wide), []
+    # At least two sums, since infinities need one for each sign.
     for i in range(max(2, math.ceil(needed / bits))):
         # `rest` is below 2^bits. Both its whole part and its remainder are exact floats.
         whole = jnp.round(rest)
@@ -172,6 +179,7 @@ def _add(eqn: JaxprEqn, operand: jax.Array, indices: jax.Array, updates: jax.Arr
     # From the finest sum to the coarsest: each is added below the last bits of the next.
     for steps in reversed(sums):
         total = steps.astype(wide) + total * 2.0**-bits
+    # In an entry with infinities, these are the counts of both signs. NaN counted for both.
     above, below = (steps > 0 for steps in sums[:2])
     total = jnp.where(
         largest == beyond,
@@ -208,6 +216,7 @@ def _apply_in_turn(
     axes = [i for i in range(indices.ndim - 1) if i not in batching]
     sizes = [indices.shape[i] for i in axes]
 
+    # Axis `axes[n]` of the indices is axis `places[axes[n]]` of the updates.
     def step(i: jax.Array, result: jax.Array) -> jax.Array:
         at, values = indices, updates
         for axis, start in zip(axes, jnp.unravel_index(i, sizes), strict=True):

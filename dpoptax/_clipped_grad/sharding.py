@@ -16,7 +16,7 @@ from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._rounding.device_sums import Layout, device_adder
 from dpoptax._support.tree import PyTree, kind_of
 
-# `sums(points, batch, mask, key)` of `clipped_grad` returns the clipped sum and aux.
+# `sums(points, records, mask, key)` of `clipped_grad` returns the clipped sum and aux.
 DeviceSum = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
 
 
@@ -42,7 +42,7 @@ def make_layout(
 
 
 def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: float) -> DeviceSum:
-    """Runs `sums(points, batch, mask, key)` on each device and adds the results.
+    """Runs `sums(points, records, mask, key)` on each device and adds the results.
 
     Each device computes its own examples. Sharded parameters are all-gathered first, and the sums
     are added once over `layout.axes`, for summands of at most `bound`. With `scatter`, each device
@@ -55,22 +55,24 @@ def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: fl
     rows = P(layout.axes)
 
     def run(
-        points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
+        points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
         layout.check_batch(mask.shape[0])
         specs = layout.specs(points.points[0])
         everywhere = jax.tree.broadcast(P(), points)
+        # The reference is replicated. Only the points have the shardings of the parameters.
         point_specs = dataclasses.replace(everywhere, points=tuple(specs for _ in points.points))
+        # Each device needs the size of the whole batch, to allow for the rounding of the whole sum.
         whole = WholeBatch(mask.shape[0], layout.shards)
         sum_devices = device_adder(layout, whole, bound)
 
         def local(
-            points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
+            points: GradientPoints, records: PyTree, mask: jax.Array, key: jax.Array | None
         ) -> tuple[PyTree, PyTree]:
             points = jax.tree.map(_gather, points, point_specs)
-            total, aux = sums(points, batch, mask, key, whole)
-            own = specs if scatter else jax.tree.broadcast(P(), total)
-            return jax.tree.map(sum_devices, total, own), aux
+            total, aux = sums(points, records, mask, key, whole)
+            sum_specs = specs if scatter else jax.tree.broadcast(P(), total)
+            return jax.tree.map(sum_devices, total, sum_specs), aux
 
         mapped = jax.shard_map(
             local,
@@ -81,7 +83,7 @@ def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: fl
         )
         return mapped(
             layout.place(points, point_specs),
-            layout.place(batch, rows),
+            layout.place(records, rows),
             layout.place(mask, rows),
             None if key is None else layout.place(key, P()),
         )
@@ -113,6 +115,7 @@ def sum_in_backward(sums: BatchSum, layout: Layout, bound: float) -> DeviceSum:
     ) -> tuple[PyTree, PyTree]:
         params, whole = points.points[0], WholeBatch(mask.shape[0], layout.shards)
         devices = BatchDevices(layout, whole, bound, layout.specs(params))
+        # Before `join`, a total is the pair of the gradient and a clip's statistic.
         (total, statistic), aux = sums.parts(points, records, mask, key, whole, devices=devices)
         return (layout.constrain(total, params), statistic), aux
 

@@ -46,6 +46,7 @@ def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -
     last = _channels_last(images.ndim)
     params = dict(eqn.params)
     if (groups := params["batch_group_count"]) > 1:
+        # The images of a group become features of one image, which feature groups keep separate.
         images = _split_features(images, groups, *given.lhs_spec[:2])
         params |= {"batch_group_count": 1, "feature_group_count": groups}
 
@@ -149,6 +150,7 @@ def select_and_place(
         ]
         return lax.pad(jnp.where(chosen == i, source, zero), zero, config)
 
+    # Windows add in a fixed order of their places, also if they overlap.
     return functools.reduce(jnp.add, itertools.starmap(placed, enumerate(places)))
 
 

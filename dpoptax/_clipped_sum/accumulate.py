@@ -52,7 +52,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     first = parts[0].terms
     _check_alike(parts)
     examples = _count_examples(parts)
-    # Two roundings: adding the compensation to the total, and the product.
+    # Two roundings, as for three totals: adding the compensation to the total, and the product.
     change = parts_rounding(3, examples)
     if first.grid is None:
         check_rounding(change)
@@ -60,6 +60,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
         check_capacity(first.clip, first.grid, examples)
 
     def add(*leaves: jax.Array) -> jax.Array:
+        # Integers add without rounding, and one sum has its allowance already.
         if first.grid is not None or len(leaves) == 1:
             return sum(leaves[1:], leaves[0])
         wide = float32_at_least(*leaves)  # τ bounds the rounding of this dtype

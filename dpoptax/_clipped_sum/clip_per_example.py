@@ -87,9 +87,9 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
         _check_axis(updates, params)
         check_real(updates)
         examples = batch_length(updates)
-        each, which = mark((updates, check_mask(mask, examples)), EXAMPLES)
+        grads, is_example = mark((updates, check_mask(mask, examples)), EXAMPLES)
         terms = Terms(clip, None, examples, mask is None, AT_PARAMETERS)
-        return sealed(sum_clipped(clip, each, which), terms), state
+        return sealed(sum_clipped(clip, grads, is_example), terms), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -114,6 +114,7 @@ def sum_clipped(
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
     add = block_sums.sum_weighted if grid is None else functools.partial(_sum_steps, grid)
+    # One row of coefficients for each leaf, since groups of leaves may have different bounds.
     totals = list(map(add, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)
 
@@ -149,10 +150,12 @@ def clip_each(
     See `bounds`. `tau` is the τ of their sum, if they are summed.
     """
     mask = jnp.ones(batch_length(grads), bool) if mask is None else mask
+    # Norms and sum must read the same numbers, or the norms would not bound the summands.
     units = materialize([bounds.within_range(widen(leaf)) for leaf in jax.tree.leaves(grads)])
     groups = clip.groups(grads)
     sizes = map(bounds.formed_bounds, units)
-    pieces = [bounds.Piece(*each) for each in zip(sizes, groups, strict=True)]
+    pieces = [bounds.Piece(size, group) for size, group in zip(sizes, groups, strict=True)]
+    # τ makes room in the bound for the rounding of the sum.
     coefficients, norms, used = bounds.clip_coefficients(
         clip, pieces, mask, group_count=1 + max(groups), tau=tau
     )

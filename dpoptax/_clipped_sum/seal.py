@@ -71,6 +71,7 @@ def _is_own(array: object, leaf: Leaf, terms: Hashable) -> bool:
     if not isinstance(array, jax.Array) or array.shape != leaf.shape:
         return False
     is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    # Equal kinds mean equal clip, place, shape and dtype, since all of them are in the name.
     return is_key and jax.random.key_impl(array) == _dtype_of(leaf, terms)
 
 
@@ -78,6 +79,7 @@ def _dtype_of(leaf: Leaf, terms: Hashable) -> Hashable:
     """Returns the kind of key of a sealed array, equal for equal arguments."""
     # A key consists of words of 32 bits. Narrower dtypes are widened, and float64 takes two words.
     words = 2 if jnp.dtype(leaf.dtype).itemsize == 8 else 1
+    # JAX needs these functions of a key, but nothing may be drawn from a sealed array.
     draw = {name: _refuse for name in ("seed", "split", "random_bits", "fold_in")}
     return define_prng_impl(key_shape=(words,), name=f"{terms!r} {leaf!r}", tag=_DTYPE, **draw)
 

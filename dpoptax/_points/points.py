@@ -19,6 +19,8 @@ import optax
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, find_state, is_masked, no_params, widen
 
+# The flags of a code: 1 is always set, so no code is 0, and 2 says that there is a reference.
+# `_FLAG_BITS` is their number.
 _KNOWN, _REFERENCE, _FLAG_BITS = 1, 2, 2
 
 
@@ -135,6 +137,7 @@ def track_iterates(
     ) -> tuple[PyTree, TrackIteratesState]:
         if params is None:
             raise no_params("track_iterates")
+        # `params` is x_t, the newest earlier iterate of the next step. The oldest is dropped.
         iterates = (params, *state.iterates)[: len(state.iterates)]
         return updates, dataclasses.replace(state, iterates=iterates)
 
@@ -204,6 +207,7 @@ def fits(tracker: "TrackIteratesState | ReferenceState", code: int) -> bool:
     """Returns whether points with a code were computed from a state; code 0 fits every state."""
     if code == 0:
         return True
+    # A reference is only present or absent: its values change in each step.
     if isinstance(tracker, ReferenceState):
         return bool(code & _REFERENCE)
     return code >> _FLAG_BITS == points_code(tracker, None) >> _FLAG_BITS
@@ -265,6 +269,7 @@ def weigh(value: jax.Array, *weights: float) -> jax.Array:
 
 def _combine(row: tuple[float, ...], iterates: tuple[PyTree, ...]) -> PyTree:
     """Returns Σ_i row[i] · iterates[i], leaf by leaf."""
+    # x_t itself, also bit by bit.
     if row[0] == 1.0 and not any(row[1:]):
         return iterates[0]
 
@@ -277,4 +282,5 @@ def _combine(row: tuple[float, ...], iterates: tuple[PyTree, ...]) -> PyTree:
         # Under `optax.masked`, an untrained parameter does not change: x_{t−1} = x_t.
         return jax.tree.map(mix, newest, *(newest if is_masked(x) else x for x in nodes[:-1]))
 
+    # The first tree gives the structure. Stored iterates may be masked, but the parameters are not.
     return jax.tree.map(node, *iterates[1:], iterates[0], is_leaf=is_masked)

@@ -73,6 +73,7 @@ def _price(
     interval: float,
 ) -> float:
     plain, overflow, only_by_delta = without_truncation(parts)
+    # Only "pld" prices a cut, and not every cut. In all other cases δ must cover it.
     if overflow >= delta and (only_by_delta or accountant == "rdp"):
         raise ValueError(
             f"`delta` must be above {overflow:.3g}, the probability that the sampler's largest "
@@ -123,6 +124,7 @@ def _curves(
     most = math.inf
     if pairs is not None:
         # No ε holds at a δ of at most the probability of an infinite loss.
+        # The factor leaves a δ above it, which the finite losses can use.
         least_delta = max(least_delta, 1.01 * composition.least_delta(pairs, interval))
         most = composition.epsilon_of(pairs, interval, min(least_delta, 1.0))
     if not math.isfinite(most):
@@ -159,12 +161,15 @@ def delta_of(
     # As for ε, truncated draws are priced step by step only if covering them by δ matters.
     if only_by_delta or overflow <= 1e-3 * found:
         return found
+    # Both bounds hold.
     return min(found, price(parts))
 
 
 def guessed_epsilon(parts: Parts, delta: float, relation: dpa.NeighboringRelation) -> float:
     """Returns a rough ε by RDP without truncation, as a starting point."""
     plain, _, _ = without_truncation(parts)
+    # dp_accounting's accountant below has no custom events, which a selection may also hold, and
+    # does not double the sensitivity under replace-one.
     rare = CustomDpEvent, dp_event.RepeatAndSelectDpEvent
     if relation is dpa.NeighboringRelation.REPLACE_ONE or any(
         isinstance(e, rare) for e, _ in plain
@@ -201,15 +206,18 @@ def _privacy_losses(
     try:
         rough = guessed_epsilon(parts, delta, relation)
     except ValueError:
+        # No RDP is known for the event, so the grid keeps its interval.
         rough = 0.0
     if rough > LARGEST:
         return None, interval
     if rough > 2000:
+        # About 10^6 losses up to ε.
         interval = max(interval, 1e-6 * rough)
     pairs = _pairs_of(parts, relation, interval)
     if any(isinstance(event, _DERIVED) for event, _ in parts):
         return pairs, interval
     # The grid moves each loss by up to an interval, which adds up over many small losses.
+    # `blur` is 0, which ends the loop, if the next grid would be too large.
     while pairs and composition.blur(pairs, interval) > _BLUR:
         interval /= 4
         pairs = _pairs_of(parts, relation, interval)

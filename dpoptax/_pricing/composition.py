@@ -40,13 +40,17 @@ _UNIT = 2.0**-53
 # Units of rounding per stage of a transform and per operation on its inputs, and a factor that
 # covers all other rounding.
 _STAGE, _OPERATION, _REST = 8.0, 4.0, 1.0 + 1e-9
+# The range in which λ is sought, and the logarithm of the mass that a window leaves out.
 _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
+# Losses more than this over λ above ε are left out. Logarithms of smaller numbers are not taken.
 _STEEP = 60.0
 _TINY = 1e-300
 # Four times as many losses are still composed in a second.
 _MOST_LOSSES = 1_000_000
+# The share of the error in a sum that ends the search for λ, its tries, and the largest λ h.
 _ENOUGH, _TRIES, _PER_INTERVAL = 1e-5, 8, 10.0
+# λ is optimized for the ε at these quantiles of the requested ones.
 _QUANTILES = (0.0, 0.2, 0.5, 1.0)
 # The tolerance of ε, relative to a bound on it.
 _STEP = 1e-9
@@ -131,6 +135,7 @@ class _Losses:
     @classmethod
     def of(cls, pmf: Any, count: int, interval: float) -> "_Losses":
         dense = pmf.to_dense_pmf()
+        # Negative masses are rounding errors. Without them, no δ is smaller.
         first, masses = int(dense._lower_loss), np.maximum(dense._probs, 0.0)
         with np.errstate(divide="ignore"):
             logs = np.log(masses)
@@ -152,6 +157,7 @@ class _Losses:
     def log_moment(self, tilt: float) -> float:
         """Returns K_i(λ)."""
         exponents = self.logs + tilt * self.losses
+        # Without the largest exponent, no exponential overflows.
         top = float(exponents.max())
         return top + math.log(float(np.exp(exponents - top).sum()))
 
@@ -179,6 +185,7 @@ class _Tilted:
     def delta(self, epsilon: float) -> float:
         """Returns an upper bound on E[(1 − e^(ε − S))⁺]."""
         total, room = self._terms(epsilon)
+        # Limited to 700, against overflow. The bound is then above 1 in any case: `room` ≥ e^-60.
         log_factor = min(self.log_moment - self.tilt * epsilon, 700.0)
         return _REST * math.exp(log_factor) * (total + room)
 
@@ -193,6 +200,8 @@ class _Tilted:
         excess = self.losses[first:end] - epsilon
         weights = np.exp(-self.tilt * excess) * -np.expm1(-excess)
         total = _dot(weights, self.masses[first:end])
+        # The last two terms bound the losses that were left out: those above the window, and those
+        # more than 60/λ above ε.
         return total, _norm(weights) * self.off + self.outside + math.exp(-_STEEP)
 
 
@@ -219,10 +228,12 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
     # With the tilt of the least Chernoff bound, E e^(λS − λε) = δ, the tilted S is about ε.
     # Beyond the grid's resolution, it would select the greatest loss only.
     tilt = min(_best_tilt(chernoff), _PER_INTERVAL / interval)
+    # The Chernoff bound is an ε that holds. An interval more is room for the errors of `composed`.
     most, best = max(interval, chernoff(tilt) + interval), math.inf
     for _ in range(_TRIES):
         composed = _tilted(parts, tilt, interval)
         epsilon = _least(composed, left, most)
+        # Less tilt no longer helps.
         if best <= epsilon and best < math.inf:
             break
         best = epsilon
@@ -235,6 +246,7 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
 def _greatest(parts: list[_Losses]) -> float:
     """Returns the greatest finite S, or 0 if that is negative."""
     total = max(0.0, math.fsum(part.count * part.greatest for part in parts))
+    # One loss is a point of the grid. Products and sums are rounded, and must not be too small.
     return total if len(parts) == 1 and parts[0].count == 1 else total * (1 + 8 * _UNIT)
 
 
@@ -246,6 +258,7 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
     targets = np.quantile(epsilons, _QUANTILES)
     edges = [-math.inf, *targets, math.inf]
     proved = np.ones(len(epsilons))
+    # Each λ also serves the ε next to its target, so those between two have the better bound.
     for before, target, after in zip(edges, targets, edges[2:], strict=False):
 
         def chernoff(tilt: float, epsilon: float = target) -> float:
@@ -265,11 +278,13 @@ def _infinite(parts: list[_Losses]) -> float:
         return parts[0].infinite  # not rounded, so that a δ equal to it is still provable
     if any(part.infinite >= 1 for part in parts):
         return 1.0
+    # 1 − Π(1 − p)^n, without the cancellation for small p.
     return -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
 
 
 def _best_tilt(bound: Callable[[float], float]) -> float:
     """Returns a λ that nearly minimizes the bound."""
+    # Any λ gives a valid bound, so a rough minimum suffices.
     limits = math.log(_TILTS[0]), math.log(_TILTS[1])
     found = optimize.minimize_scalar(
         lambda log_tilt: bound(math.exp(log_tilt)),
@@ -301,6 +316,7 @@ def _least(composed: _Tilted, delta: float, most: float) -> float:
             return 0.0
     step = _STEP * most
     epsilon = optimize.brentq(above, least, most, xtol=step)
+    # The root is only approximate. An ε is returned only if its δ is proved.
     while proved(epsilon) > delta:  # doubles the step, since δ may be nearly constant in ε
         epsilon, step = min(epsilon + step, most), 2 * step
     return float(epsilon)
@@ -320,6 +336,7 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
     start = math.floor(low / interval)
     size = fft.next_fast_len(math.ceil(high / interval) - start + 2, real=True)
 
+    # log Π|F̂|^n, log Π(|F̂| + η)^n, and the phase of the product, by frequency.
     log_least, log_most, phase = np.zeros((3, size // 2 + 1))
     rounded, stages = 0.0, _STAGE * _UNIT * math.log2(size)
     for part, mass, moment in zip(parts, masses, moments, strict=True):
@@ -327,6 +344,7 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
         places = (part.first + np.arange(len(mass))) % size
         transform = fft.rfft(np.bincount(places, mass, size))
         logs = np.where(mass > 0, part.logs, 0.0)
+        # A rounded exponent of size x changes its exponential by about x units in the last place.
         sizes = np.abs(logs) + np.abs(tilt * part.losses) + abs(moment) + 1.0
         off = _OPERATION * _UNIT * _dot(mass, sizes) + stages * float(mass.sum())
         # Logarithms, since the power of a small number underflows long before the product ends.
@@ -334,11 +352,14 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
         log_least += part.count * np.log(np.maximum(absolute, _TINY))
         log_most += part.count * np.log(absolute + off)
         phase += part.count * np.angle(transform)
+        # The phase of a factor, at most π, is rounded, and the n factors add up.
         rounded += part.count * _OPERATION * _UNIT * (math.pi + 1.0)
     power = np.exp(log_least + 1j * phase)
     # Π(|F̂| + η)^n − Π|F̂|^n, without the cancellation of a difference of two large products.
     error = np.exp(log_most) * -np.expm1(np.minimum(log_least - log_most, 0.0))
+    # Rounding of `power` itself: of its phase, and of its logarithm, whose size is −log_least.
     error += np.abs(power) * (math.expm1(rounded) - _OPERATION * _UNIT * log_least)
+    # Loss k h is at place k modulo N. Rolled, the window starts at place 0.
     found = np.roll(fft.irfft(power, size), -(start % size))
     # A real transform keeps half of the frequencies. The others have the same errors, hence the 2.
     off = math.sqrt(2.0 / size) * _norm(error)
@@ -351,6 +372,7 @@ def _window(parts: list[_Losses], tilt: float, log_moment: float) -> tuple[float
     """Returns Chernoff limits that the tilted S exceeds with probability 10^-20."""
 
     def limit(rate: float) -> float:
+        # P[S > x] ≤ e^(K(λ + r) − K(λ) − r x) if r > 0, and P[S < x] if r < 0. Solved for x.
         return (_log_moment(parts, tilt + rate) - log_moment - _LOG_OUTSIDE) / rate
 
     below, above = _best_tilt(lambda rate: -limit(-rate)), _best_tilt(limit)

@@ -48,6 +48,7 @@ def losses(epsilons: np.ndarray, deltas: np.ndarray, interval: float) -> pld_pmf
     """
     first, last = int(np.ceil(epsilons[0] / interval)), int(np.ceil(epsilons[-1] / interval))
     check_size((last - first) * interval, interval)
+    # A chord has two ends.
     last = max(first + 1, last)
     at = interval * np.arange(first, last + 1)
     # δ decreases in ε, so a bound at a smaller ε also holds here.
@@ -85,6 +86,7 @@ def convex(epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
     bounds = np.minimum(np.concatenate([[1.0], mirrored, deltas]), 1.0)
     # The lower corners of a decreasing curve are the upper ones of its negative.
     high, low = corners(-bounds, np.exp(logs))
+    # `low` holds the e^ε of the corners, so these are their places in `logs`.
     kept = np.searchsorted(np.exp(logs), low)
     return np.minimum(deltas, chords(logs[kept], -high, epsilons))
 
@@ -113,6 +115,7 @@ def symmetric(above: pld_pmf.DensePLDPmf, interval: float) -> Pair:
     positive = above._probs[first - above._lower_loss :]
     negative = positive * np.exp(-interval * (first + np.arange(len(positive))))
     same = max(0.0, 1.0 - positive.sum() - negative.sum() - above._infinity_mass)
+    # The grid has no holes, but no mass between 0 and the first positive loss either.
     gap = np.zeros(first - 1)
     masses = np.concatenate([negative[::-1], gap, [same], gap, positive])
     pmf = pld_pmf.DensePLDPmf(interval, -(len(masses) // 2), masses, above._infinity_mass, True)
@@ -124,6 +127,7 @@ def corners(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     # The upper convex hull, by one sweep: a point below the line between its neighbors is dropped.
     kept: list[int] = []
     for i in np.lexsort((-high, low)):
+        # Its `low` is not smaller than that of the last one, so it is never better for r ≥ 0.
         if kept and high[i] <= high[kept[-1]]:
             continue
         while len(kept) > 1:

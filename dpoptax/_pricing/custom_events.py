@@ -90,10 +90,11 @@ class StatedDpEvent(CustomDpEvent):
     def pair(self, relation: dpa.NeighboringRelation, interval: float) -> Pair:
         """Returns the losses ±ε and infinity, with ε moved to the two grid points around it."""
         curves.check_size(self.epsilon, interval)
+        # Two grid points whose likelihood ratios have the mean e^ε under Q.
         below = math.floor(self.epsilon / interval)
         up = math.expm1(self.epsilon - below * interval) / math.expm1(interval)
         share = np.clip([1 - up, up], 0.0, 1.0) * (1 - self.delta)
-        # P and Q at a loss of x sum to (1 − δ) in total, and have the ratio e^x.
+        # Q has the mass (1 − δ)/(1 + e^ε) at ε, and P has e^x times the mass of Q at a loss of x.
         losses = interval * np.array([below, below + 1])
         masses = share * np.exp(losses - np.logaddexp(0.0, self.epsilon))
         above = pld_pmf.DensePLDPmf(interval, below, masses, self.delta, True)
@@ -184,6 +185,7 @@ def allocation_event(
             event = gaussian_event(noise_multiplier)
         else:
             sums = RandomAllocationDpEvent(min(float(noise_multiplier), highest), block, released)
+            # The k parts together get the overflow of the T steps of a period.
             cuts = (released if exactly_once else period / participations) * overflow
             event = cut_event(sums, cuts)
         return event if exactly_once else dpa.SelfComposedDpEvent(event, participations)
@@ -218,9 +220,11 @@ def banded_allocation_event(
     """
     if steps == 0 or math.isinf(noise_multiplier):
         return dpa.NoOpDpEvent()
+    # m, the number of periods, and Σ_j a_j a_{j+d} by d: first κ, and ρ is the greatest other one.
     slots, periods = period // len(column), -(-steps // period)
     shifted = [float(np.dot(column[d:], column[: len(column) - d])) for d in range(len(column))]
     inner = noise_multiplier / math.sqrt(shifted[0])
+    # A single period has no steps next to those of another one, so ρ does not count.
     near = max(shifted[1:], default=0.0) if periods > 1 else 0.0
     edge = noise_multiplier / math.sqrt(shifted[0] + near)
     lowest, highest = random_allocation.AMPLIFIED_MULTIPLIERS

@@ -105,18 +105,21 @@ def _group_deltas(curve: Curve, records: int) -> np.ndarray:
         twice = _lines(part, part, 2 * half * logs)
         return _lines((logs, one), (2 * half * logs, twice), number * logs) if number % 2 else twice
 
+    # Slopes from s = 1 on, which is ε = 0. Smaller slopes served only the doubling.
     return lines_of(records)[len(epsilons) - 1 :]
 
 
 def _lines(first: Profile, second: Profile, at: np.ndarray) -> np.ndarray:
     """Returns the least a of lines of `first` after chords of `second`, at each log s of `at`."""
     logs, values = second
+    # log s′ for which a line of slope s of `first` and one of slope s′ give the slope at `at`.
     places = at - first[0][:, None]
     # Below the least s, the chord to the line (0, 1), which always holds.
     below = 1.0 - np.exp(np.minimum(places - logs[0], 0.0)) * (1.0 - values[0])
     inner = np.where(
         places < logs[0], below, curves.chords(logs, values, np.maximum(places, logs[0]))
     )
+    # A steeper line is replaced by P(E) ≤ 1, since its slope would overflow.
     slopes = np.exp(np.minimum(first[0], _LARGEST_LOG))[:, None]
     found = np.where(first[0][:, None] > _LARGEST_LOG, 1.0, first[1][:, None] + slopes * inner)
     return np.minimum(found.min(0), 1.0)

@@ -196,6 +196,7 @@ def without_truncation(parts: Parts) -> Uncut:
 
 def _uncut(event: Event) -> Uncut:
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        # p of one step is the probability that the record is drawn and that others fill the batch.
         q, sigma = event.sampling_probability, event.noise_multiplier
         full = full_probability(event.dataset_size, q, event.truncated_batch_size)
         return Uncut(((dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), 1),), q * full)

@@ -14,6 +14,7 @@ Phases: TypeAlias = tuple[tuple[int, float], ...]
 _LAST = 2**31 - 1  # the largest step that a noise stage can count
 
 
+# `Mapping` defines the equality, which compares with dicts.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule(Mapping[int, float]):
     """Holds a copy of a schedule that cannot be changed; equal to a dict of the same items.
@@ -58,6 +59,7 @@ def checked_phases(schedule: Mapping[int, float]) -> Phases:
                 f"The noise multiplier from step {first} on must be positive and finite, got "
                 f"{value}. No ε holds for a run if one step has no noise."
             )
+        # A phase that changes nothing is left out, so equal noise has equal phases.
         if not phases or phases[-1][1] != value:
             phases.append((first, value))
     if not phases or phases[0][0] != 0:
@@ -77,6 +79,7 @@ def phases_of(noise_multiplier: float | Mapping[int, float]) -> Phases:
 
 def least(phases: Phases, steps: int | None = None) -> float:
     """Returns the least multiplier of all phases, or of those within the first `steps` steps."""
+    # The first phase counts even before the first step.
     return min(sigma for first, sigma in phases if steps is None or first < max(1, steps))
 
 

@@ -109,9 +109,10 @@ Composable: TypeAlias = PrivacyEvent | dpa.DpEvent | HasEvent
 
 def privacy_event(releases: Composable) -> PrivacyEvent:
     """Returns the event of a guarantee, or wraps an event of dp_accounting."""
-    own = getattr(releases, "event", None)
-    if isinstance(own, PrivacyEvent):
-        return own
+    # Events of dp_accounting may also have an `event`, which is not a `PrivacyEvent`.
+    event = getattr(releases, "event", None)
+    if isinstance(event, PrivacyEvent):
+        return event
     return releases if isinstance(releases, PrivacyEvent) else PrivacyEvent(releases)
 
 
@@ -150,6 +151,7 @@ def joined(together: dpa.DpEvent, events: Sequence[PrivacyEvent]) -> PrivacyEven
             [e.neighboring_relation for e in events if e.neighboring_relation is not None],
             _TWO_RELATIONS,
         ),
+        # None counts as another table, since nobody knows the owners of such users.
         owners=_common([event.owners for event in events if event.unit == "user"], _TWO_OWNERS),
     )
 

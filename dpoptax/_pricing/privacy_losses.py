@@ -42,10 +42,12 @@ def pairs_of(
         pair = loss_of(event, relation, interval)
         if pair is None:
             return None
+        # Equal events may share a cached pair. Keeping it here keeps its id from being used again.
         pairs[id(pair)] = pair, count + pairs.get(id(pair), (pair, 0))[1]
     found = list(pairs.values())
     if gaussians:
         multiplier = joint_multiplier(gaussians) * (_LESS if len(gaussians) > 1 else 1.0)
+        # Less noise than the range of dp_accounting counts as none.
         if min(gaussians) < MULTIPLIERS[0] or multiplier < MULTIPLIERS[0]:
             return None
         joint = loss_of(gaussian_event(multiplier), relation, interval)

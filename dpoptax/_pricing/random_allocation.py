@@ -32,6 +32,7 @@ POINTS, COARSE_POINTS = 1000, 400
 FINE_INTERVAL = 1e-4
 _BULK, _END = 8.5, 37.0
 _TAIL = np.arange(_BULK + 0.5, _END + 1)
+# The scores at which `_grid` knows the values of a sum.
 _KNOTS = np.arange(-_END, _END + 0.25, 0.25)
 # Amplification is not computed for less noise. More noise counts as the upper limit.
 AMPLIFIED_MULTIPLIERS = (0.25, 1e5)
@@ -59,6 +60,7 @@ def ratio_law(
 
     Two of the sums have the noise multiplier `edge`, if it is given.
     """
+    # With an edge there are at least three sums, so one or more are left for the doubling.
     single = _single(sigma, points)
     total = single
     # Doubles the number of terms, and adds one more where a bit below the leading one is set.
@@ -94,6 +96,7 @@ def pair(
     # P has e^loss times the mass of Q. The sum of logarithms does not overflow where e^loss would.
     with np.errstate(divide="ignore"):
         p = np.exp(np.log(q) + interval * (np.arange(size) + first))
+    # Q against P has the losses −x, so its grid is the reversed one.
     return privacy_loss_distribution.PrivacyLossDistribution(
         _pmf(p, first, interval), _pmf(q[::-1], -(first + size - 1), interval)
     )
@@ -151,8 +154,10 @@ def _grid(first: Law, second: Law, points: int) -> np.ndarray:
     values = np.add.outer(a, b).ravel()
     order = np.argsort(values)
     values, masses = values[order], np.multiply.outer(p, q).ravel()[order]
+    # P has the likelihood ratio times the mass of Q.
     tilted = masses * values
     mixture = masses / masses.sum() / 2 + tilted / tilted.sum() / 2
+    # Scores are computed from the smaller tail, which is precise where the other one is near 1.
     lower, upper = np.cumsum(mixture), np.cumsum(mixture[::-1])[::-1]
     score = np.where(
         lower < 0.5,
@@ -167,6 +172,7 @@ def _grid(first: Law, second: Law, points: int) -> np.ndarray:
 
 
 def _thinned(law: Law, points: int = 200) -> Law:
+    # Each cell of neighboring values becomes its mean, or its first value if it has no mass.
     edges = np.linspace(0, len(law.values), points + 1).astype(int)[:-1]
     masses = np.add.reduceat(law.masses, edges)
     means = np.add.reduceat(law.masses * law.values, edges) / np.maximum(masses, 1e-323)

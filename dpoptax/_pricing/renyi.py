@@ -83,6 +83,7 @@ class _RdpAccountant(rdp.RdpAccountant):
             if isinstance(multiplier, float):
                 event = attr.evolve(event, event=dpa.GaussianDpEvent(multiplier))
         if do_compose and _is_sampled_gaussian(event):
+            # Only asks whether dp_accounting supports the event. The divergences are computed here.
             refused = super()._maybe_compose(event, count, False)
             if refused is None:
                 self._rdp += count * sampled_gaussian_rdp(event, orders, relation)
@@ -93,6 +94,7 @@ class _RdpAccountant(rdp.RdpAccountant):
             return None
         if not isinstance(event, WorstOfDpEvent):
             return super()._maybe_compose(event, count, do_compose)
+        # Composes each part from zero, to compare their divergences at each order.
         worst, before = np.zeros_like(self._rdp), self._rdp
         for part in event.events:
             self._rdp = np.zeros_like(before)
@@ -166,6 +168,7 @@ def sampled_gaussian_rdp(
     if isinstance(event, dpa.PoissonSampledDpEvent):
         logs = _log_moments(event.sampling_probability, event.event.noise_multiplier, chosen)
     else:
+        # Both are upper bounds (docs/developers/pricing.md, "Batches of a fixed size").
         logs = np.minimum(_by_dp_accounting(event, chosen, relation), _drawn(event, chosen))
     found[finite] = logs / (chosen - 1)
     found.flags.writeable = False
@@ -253,6 +256,7 @@ def _between_integers(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
         # An exponent of size x loses x units in the last place of its exponential.
         units = 1 + (np.abs(z) + 1) * (np.abs(z) + alpha) / sigma**2 - alpha * log_q
         log_g = _log_remainder(s, alpha, 32 * _UNIT * units)
+        # log A_α = log(1 + E_Q[g]). The last term exceeds the errors of the step and of both ends.
         total = np.logaddexp(0.0, special.logsumexp(log_weights + log_g))
         found[i] = (1 + 8 * _UNIT) * total + 8 * (1 + alpha * q) * math.exp(-accuracy)
     return found
@@ -262,6 +266,7 @@ def _step(sigma: float, accuracy: float) -> float:
     """Computes the largest h with a²/(2σ²) − 2πa/h ≤ −L for some a ≤ πσ²."""
     step = math.pi * sigma * math.sqrt(2 / accuracy)  # for the best a, 2πσ²/h
     strip = math.pi * sigma**2
+    # The best a is within the strip if h ≥ 2. Otherwise a is at its edge, πσ².
     return step if step >= 2 else 2 * math.pi * strip / (accuracy + strip**2 / (2 * sigma**2))
 
 
@@ -270,6 +275,7 @@ def _log_remainder(s: np.ndarray, alpha: float, rounded: np.ndarray) -> np.ndarr
 
     If s is positive, it computes the logarithm of g e^(−αs), so that no exponential overflows.
     """
+    # |(1 + y)^α − 1| and α |y|, both times e^(−αs) if s is positive.
     power = -np.expm1(-alpha * np.abs(s))
     linear = -alpha * np.expm1(-np.abs(s)) * np.where(s > 0, np.exp(-(alpha - 1) * np.abs(s)), 1.0)
     difference = np.where(s > 0, power - linear, linear - power)
@@ -281,5 +287,6 @@ def _log_remainder(s: np.ndarray, alpha: float, rounded: np.ndarray) -> np.ndarr
 def _chords(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
     """Computes chords of log A_α between integer orders, which are upper bounds."""
     orders = np.arange(1.0, math.ceil(alphas.max()) + 1)
+    # A_1 = 1.
     logs = np.append(0.0, _at_integers(q, sigma, orders[1:]))
     return np.interp(alphas, orders, logs)

@@ -47,6 +47,7 @@ class NumberOfTrials:
         if self.shape == 1 or self.mean < 1 + 1e-10:
             return 1 / self.mean
 
+        # The logarithmic law has E[K] = (1/γ − 1)/log(1/γ), which decreases in γ.
         def excess(log_gamma: float) -> float:
             return math.expm1(-log_gamma) / -log_gamma - self.mean
 
@@ -86,10 +87,12 @@ def selected_curve(curve: Curve, number: NumberOfTrials) -> tuple[np.ndarray, np
     """
     found = [_best_trial(each, number) for each in (curve, curves.reverse(curve))]
     most = float(curve[0][-1]) + 1.0
+    # Up to an ε at which finite losses add no more to δ than infinite ones.
     while max(delta(most) for delta in found) > 2 * _infinite(curve, number) and most < 700:
         most *= 1.1
     at = most * np.linspace(0, 1, _POINTS) ** 1.5
     best = np.array([max(delta(float(epsilon)) for delta in found) for epsilon in at])
+    # Publishing all trials reveals at least as much as the best one, so its δ is also a bound.
     return at, curves.convex(at, np.minimum(best, _all_trials(curve, number, at)))
 
 
@@ -124,6 +127,7 @@ def _best_trial(curve: Curve, number: NumberOfTrials) -> Callable[[float], float
 
     def delta(epsilon: float) -> float:
         ratios = np.exp(np.minimum(epsilon - losses, 700.0))
+        # Slopes between corners fall, so the best corner is the one after the last slope above r.
         best = np.searchsorted(-np.diff(high) / np.diff(low), -ratios)
         gains = np.maximum(high[best] - ratios * low[best], 0.0)
         return float(min(1.0, masses @ gains + infinite))
@@ -141,6 +145,7 @@ def _atoms(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     # The slope of δ in e^ε changes at each ε by the probability of this loss under Q, and e^ε times
     # it is that under P.
     losses, steps, falls = epsilons[1:], np.diff(epsilons), np.diff(deltas)
+    # e^ε times the slope of δ in e^ε, after and before each loss.
     after = np.pad((falls / np.expm1(steps))[:, 1:], ((0, 0), (0, 1)))
     masses = np.maximum(after - falls / -np.expm1(-steps), 0.0) * _MORE
     mirrored = masses[1] * np.exp(-losses)

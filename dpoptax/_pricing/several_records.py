@@ -84,6 +84,7 @@ def _several(event: Event, records: int, relation: dpa.NeighboringRelation) -> E
     if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
         return event
     if isinstance(event, dpa.GaussianDpEvent):
+        # Every sum contains all k records, and changes by at most k C.
         return gaussian_event(event.noise_multiplier / records)
     if relation is not dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
         return None
@@ -136,6 +137,7 @@ class _Mixture:
 
     def __init__(self, weights: np.ndarray, sigma: float) -> None:
         tails = np.cumsum(weights[::-1])[::-1]
+        # `tails` decrease, so the first j are likely. With only j = 0, ℓ would be constant.
         possible = np.flatnonzero(weights > 0)
         likely = possible[: max(2, int(np.sum(tails[possible] > _RARE)))]
         self._parts = [(float(j), float(weights[j])) for j in likely]
@@ -171,6 +173,7 @@ class _Mixture:
         """Returns log ℓ(t)."""
         found = np.full_like(t, -np.inf)
         for j, weight in self._parts:
+            # N(j, σ²) has e^(j (t − j/2)/σ²) times the density of N(0, σ²) at t.
             found = np.logaddexp(found, math.log(weight) + j * (t - j / 2) / self._sigma**2)
         return found
 
@@ -185,6 +188,7 @@ class _Mixture:
     def below(self, t: np.ndarray) -> np.ndarray:
         """Returns Q[x < t] − P[x < t] / ℓ(t); the terms of j = 0 cancel."""
         tail, ratio = special.log_ndtr(t / self._sigma), self.log_ratio(t)
+        # As ℓ(t) = Σ_j w_j ℓ_j(t), the difference is a sum over j as well.
         return self._sum(
             lambda j: np.exp(j * (t - j / 2) / self._sigma**2 + tail - ratio),
             lambda j: np.exp(special.log_ndtr((t - j) / self._sigma) - ratio),
@@ -196,5 +200,6 @@ class _Mixture:
         less: Callable[[float], np.ndarray],
     ) -> np.ndarray:
         """Returns Σ_{j ≥ 1} w_j (more − less)⁺."""
+        # No term is negative, since each likelihood ratio increases. This only cuts off rounding.
         terms = (w * np.maximum(more(j) - less(j), 0.0) for j, w in self._parts if j)
         return np.asarray(sum(terms))

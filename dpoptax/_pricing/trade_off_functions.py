@@ -10,6 +10,7 @@ from scipy import optimize, special
 
 from dpoptax._pricing.checks import number
 
+# The relative tolerance of μ, the largest μ, and the points between two pairs of a profile.
 _TOLERANCE, _MOST_MU, _FINER = 2e-5, 1e3, 100
 _MOST_EPSILON = 700.0  # e^ε of more overflows a double
 
@@ -95,6 +96,7 @@ def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
         raise ValueError(
             f"`epsilon` must be at least 0 and `delta` in [0, 1], got {epsilons} and {deltas}."
         )
+    # The other pairs are left out, since e^ε overflows. Fewer pairs still prove a lower bound.
     proven = epsilons < math.log(np.finfo(np.float64).max)
     growth, slack = np.exp(epsilons[proven]), deltas[proven]
 
@@ -136,6 +138,7 @@ def least_mu(epsilons: np.ndarray, deltas: np.ndarray, delta: float) -> float:
         high *= 2
         if high > _MOST_MU:
             return math.inf
+    # `room` increases with μ. A root found from below is moved up by more than the tolerance.
     found = optimize.bisect(room, 1e-300, high, xtol=_TOLERANCE * high)
     return float(found if room(found) >= 0 else found + 2 * _TOLERANCE * high)
 

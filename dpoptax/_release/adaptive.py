@@ -59,6 +59,7 @@ class QuantileClip(UnitClip):
         ]
         count = self.statistic(clipped.norms, reference)
         gradient = jax.tree.unflatten(jax.tree.structure(grads), gradient)
+        # A NaN count marks the whole example as not finite, so it adds zero to both parts.
         return CountedGradient(gradient, jnp.where(clipped.used, count, jnp.nan))
 
     def scaling(self, reference: PyTree) -> "_ToThreshold":
@@ -82,6 +83,7 @@ class QuantileClip(UnitClip):
 
     def next_threshold(self, mean: CountedGradient, threshold: jax.Array) -> jax.Array:
         """Returns C_t exp(−η(b − γ)), with b the released fraction of unclipped examples."""
+        # The mean of ±√ρ is √ρ (2b − 1).
         unclipped = 0.5 + mean.count / (2.0 * math.sqrt(self.count_share))
         step = jnp.exp(-self.learning_rate * (unclipped - self.quantile))
         return jnp.clip(threshold * step, *_THRESHOLDS).astype(threshold.dtype)
@@ -109,6 +111,7 @@ class _ToThreshold(Clip):
         return self.bound
 
     def factors(self, norms: jax.Array) -> jax.Array:
+        # min(1/C, 1/‖g‖) = 1/max(C, ‖g‖).
         return self.bound / jnp.maximum(self.threshold, norms)
 
 
@@ -162,6 +165,7 @@ def adaptive_clip(
         clip_norm("initial_l2_clip_norm", initial_l2_clip_norm),
         float(quantile),
         positive("learning_rate", learning_rate),
+        # `math.sqrt` of this square is exactly the rounded √ρ.
         count**2,
     )
 
@@ -240,6 +244,7 @@ def adaptive_gaussian_noise(
         released, (mean, _), noise = release(
             updates, noise, params, mechanism, noisy_mean, on_grid=fixed_point, clip=clip
         )
+        # `mean` is the released encoding before `decode`, so the threshold is post-processing.
         threshold = clip.next_threshold(mean, state.threshold.reference)
         return released, AdaptiveNoiseState(noise, ReferenceState(threshold))
 

@@ -44,6 +44,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PyTree]:
+        # The empty path is the root of the chain, so each tracker in it is compared with this sum.
         unused = unused_trackers(state, [((), _points_of(updates, state))])
         if unused:
             raise ValueError(

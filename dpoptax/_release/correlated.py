@@ -142,6 +142,7 @@ def correlated_noise(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None
     ) -> tuple[PyTree, CorrelatedNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, PyTree]:
+            # Compared by shape and dtype with new buffers of this sum.
             _check_buffers(state.buffers, jax.eval_shape(noising.init, clipped.sum))
             noisy, buffers = noising.add(clipped, state, step_key)
             return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), buffers
@@ -156,16 +157,16 @@ def correlated_noise(
 
 def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
     """Raises an error if buffers have another dtype or belong to other parameters."""
-    for buffer, own in zip(jax.tree.leaves(buffers), jax.tree.leaves(begun), strict=True):
-        if buffer.dtype != own.dtype:
+    for buffer, wanted in zip(jax.tree.leaves(buffers), jax.tree.leaves(begun), strict=True):
+        if buffer.dtype != wanted.dtype:
             raise ValueError(
-                f"The buffers of the correlated noise must be {own.dtype}, got {buffer.dtype}. "
+                f"The buffers of the correlated noise must be {wanted.dtype}, got {buffer.dtype}. "
                 "The state was cast. The rounding would leave part of the earlier noise "
                 "uncanceled and reveal the sums. Do not cast this state."
             )
-        if buffer.shape != own.shape:
+        if buffer.shape != wanted.shape:
             raise ValueError(
-                f"The buffers of the correlated noise must have shape {own.shape}, got "
+                f"The buffers of the correlated noise must have shape {wanted.shape}, got "
                 f"{buffer.shape}. The state belongs to other parameters. Pass the state of these "
                 "parameters, or start a new run with `tx.init` and another key, and account for "
                 "both runs."

@@ -42,6 +42,7 @@ def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, 
     the same scale in all steps.
     """
     taps, d = multiples(strategy), optax.tree.size(clipped.sum)
+    # ‖c‖ of the rounded coefficients, whose first one is 2¹¹/2¹¹.
     norm = math.hypot(2**_BITS, *taps) / 2**_BITS
     moved = clipped.clip.sensitivity + math.sqrt(d) * g
     return sigma * (norm * moved + math.sqrt(len(taps) * d) * g)
@@ -76,9 +77,9 @@ def add_correlated_noise(
       buffers: Y_{t−1}, …, Y_{t−b+1}, starting from `begin_buffers`.
       key: the key of this step.
     """
-    step = grid_of(clipped, mechanism)
-    stddev = stddev_of_band(strategy, clipped, mechanism.noise_multiplier, step)
-    steps, taps = steps_of(stddev, step), multiples(strategy)
+    g = grid_of(clipped, mechanism)
+    stddev = stddev_of_band(strategy, clipped, mechanism.noise_multiplier, g)
+    steps, taps = steps_of(stddev, g), multiples(strategy)
     _check_range(taps, steps)
     white = tree_noise.each_leaf(clipped.sum, key, integers(steps), lambda leaf, drawn: drawn)
 
@@ -86,7 +87,7 @@ def add_correlated_noise(
         return drawn - product(taps, past)
 
     noise = jax.tree.map(correlated, white, *buffers)
-    noisy = jax.tree.map(lambda leaf, noise: round_to_grid(leaf, noise, step), clipped.sum, noise)
+    noisy = jax.tree.map(lambda leaf, noise: round_to_grid(leaf, noise, g), clipped.sum, noise)
     return noisy, (noise, *buffers)[: len(taps)]
 
 
@@ -96,6 +97,7 @@ def product(taps: Sequence[int], past: Sequence[jax.Array]) -> jax.Array:
     The result is exact if Σ |k| < 2²⁰ and it fits in an int32.
     """
     # Σ k y/2¹¹ = Σ k (y >> 11) + Σ k (y mod 2¹¹)/2¹¹, and the first sum is an integer.
+    # Half of 2¹¹, so that the last shift rounds to the nearest integer instead of down.
     whole, rest = jnp.int32(0), jnp.int32(2 ** (_BITS - 1))
     for k, y in zip(taps, past, strict=True):
         whole += k * (y >> _BITS)
@@ -105,6 +107,8 @@ def product(taps: Sequence[int], past: Sequence[jax.Array]) -> jax.Array:
 
 def _check_range(taps: tuple[int, ...], steps: float) -> None:
     """Raises an error if the noise plus the sum may exceed int32."""
+    # |Y_t| ≤ Σ|h| (|N_t| + 1), where 1 covers the rounding of a step. The sum needs the other half
+    # of an int32.
     most = LARGEST_GRID_SUM / (REACH * steps + 1.0)
     if sum(map(abs, taps)) >= 2 ** (31 - _BITS) or _sum_of_inverse(taps) > most:
         raise ValueError(
@@ -127,6 +131,7 @@ def _sum_of_inverse(taps: tuple[int, ...]) -> float:
     bands = len(taps)
     past = np.concatenate([np.zeros(bands), h])[::-1][:bands]  # h_{T−1}, h_{T−2}, …
     share = sum(abs(c[j:] @ past[: len(c) - j]) for j in range(1, bands + 1))
+    # Σ_t |h_t| ≤ Σ_{t<T} |h_t| + share · Σ_t |h_t|, solved for the infinite sum.
     return float(np.abs(h).sum() / (1.0 - share)) if share < 1.0 else math.inf
 
 
@@ -136,6 +141,7 @@ def reciprocal(coefficients: Sequence[float], steps: int) -> np.ndarray:
     series = np.zeros(steps)
     series[0] = 1.0
     for t in range(1, steps):
+        # h_t = −Σ_{i ≥ 1} d_i h_{t−i}.
         past = series[max(0, t + 1 - d.size) : t][::-1]
         series[t] = -d[1 : 1 + past.size] @ past
     return series

@@ -31,6 +31,7 @@ def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> floa
     an int32.
     """
     steps = max(noise_multiplier / _STEPS_PER_STDDEV, 4.0 * batch_size / LARGEST_GRID_SUM)
+    # Rounded up to a power of two, so that products with g and 1/g are exact.
     return 2.0 ** math.ceil(math.log2(sensitivity * steps))
 
 
@@ -89,6 +90,7 @@ def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
     It is C + √d g if the sum is rounded, because one example can change the rounding of each entry
     by g. It is C + √d g/2 if every summand is rounded, which changes each entry by at most g/2.
     """
+    # With g in each of d entries, the norm changes by √d g.
     share = 1.0 if clipped.terms.grid is None else 0.5
     return clipped.clip.sensitivity + share * math.sqrt(optax.tree.size(clipped.sum)) * step
 

@@ -184,6 +184,7 @@ def _phase(mechanism: Mechanism, count: jax.Array) -> tuple[jax.Array, list[floa
     assert mechanism.schedule is not None
     starts, multipliers = zip(*mechanism.schedule, strict=True)
     later = jnp.asarray(starts[1:], jnp.int32)
+    # The number of later phases that have begun is the index of the current one.
     return jnp.sum(count >= later), list(multipliers)
 
 
@@ -198,17 +199,19 @@ def _add(clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, key: jax.A
 def _add_in_fixed_point(
     clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, key: jax.Array
 ) -> PyTree:
+    # Without noise, nothing is rounded. If the sum has a grid, `grid_of` raises an error.
     if mechanism.noise_multiplier == 0.0 and clipped.terms.grid is None:
         return clipped.sum
     from dpoptax._release import fixed_point  # few runs need it
 
-    step = fixed_point.grid_of(clipped, mechanism)
-    sensitivity = fixed_point.sensitivity_on_grid(clipped, step)
+    g = fixed_point.grid_of(clipped, mechanism)
+    sensitivity = fixed_point.sensitivity_on_grid(clipped, g)
 
     def add(multiplier: float) -> PyTree:
-        return fixed_point.add_noise(clipped.sum, multiplier * sensitivity, key, step)
+        return fixed_point.add_noise(clipped.sum, multiplier * sensitivity, key, g)
 
     if mechanism.schedule is None:
         return add(mechanism.noise_multiplier)
     phase, multipliers = _phase(mechanism, count)
+    # Discrete noise needs a Python number as its σ, so each phase is a branch.
     return jax.lax.switch(phase, [functools.partial(add, each) for each in multipliers])

@@ -73,6 +73,7 @@ class Mechanism:
         field adds a line if it is set, and changes nothing otherwise. Messages are left out.
         """
         optional = {
+            # Only that there is a reason is part of the key. None leaves a line out.
             "unproven": self.unproven is not None or None,
             "strategy": self.strategy and self.strategy.checkpoint_key,
             "sensitivity": self.sensitivity and float(self.sensitivity).hex(),
@@ -175,6 +176,7 @@ def refusals(state: NoiseState, mechanism: Mechanism) -> jax.Array:
 
     The reasons are bits of a uint32; 0 for none.
     """
+    # `safe_increment` stops at the largest count, and the last noise would be added again.
     found = _refusals(state.count, state.key, state.imprint, _values(mechanism))
     return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
@@ -185,6 +187,7 @@ def refusals_so_far(state: NoiseState) -> int:
 
 
 def _refusals(count: jax.Array, key: jax.Array, imprint: Imprint, values: np.ndarray) -> jax.Array:
+    # A reason stays once it is set: `found` starts from those of earlier releases.
     sound = {
         OTHER_MECHANISM: jnp.all(imprint.values == values),
         OTHER_KEY: jnp.all(imprint.key == _fingerprint(key)),
@@ -263,6 +266,7 @@ def _check_hosts(mechanism: Mechanism, key: jax.Array, params: PyTree) -> None:
 
     The sum would be released once per host, but the ledger would count one release.
     """
+    # Parameters that this host cannot read whole are spread over several hosts.
     shared = (isinstance(x, jax.Array) and not _is_local(x) for x in jax.tree.leaves(params))
     if not any(shared) or isinstance(key, jax.core.Tracer):
         return
@@ -295,6 +299,7 @@ def check_imprint(state: NoiseState) -> None:
 
 
 def _values(mechanism: Mechanism) -> np.ndarray:
+    # A float64 is two words of 32 bits, so σ and B are stored exactly.
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
     rest = zlib.crc32(mechanism.checkpoint_key.encode())
     return np.append(both.view(np.uint32), np.uint32(rest))

@@ -80,6 +80,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
                 "are the states of several runs, whose privacy costs add up. Price them together "
                 "with `dpoptax.accounting.guarantee(..., same_batches=...)`."
             )
+        # After this check, the fingerprints compared below are those of the keys in use.
         _raise_refusals(state)
         key = np.asarray(state.imprint.key).tobytes()
         if key in found:
@@ -170,6 +171,7 @@ def runs_of(opt_state: PyTree) -> list[PyTree]:
     states = states_in(opt_state)
     for state in states:
         check_imprint(state)
+    # One axis of the same length in all ledgers: the runs of the ensemble.
     shapes = {jnp.shape(state.count) for state in states}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise ValueError(
@@ -188,6 +190,7 @@ def _raise_refusals(state: NoiseState) -> None:
         return
     reasons = [reason for bit, reason in _REASONS.items() if bits & bit]
     if bits & OTHER_MECHANISM:
+        # The first four words are the float64 numbers σ and B (`Imprint`).
         sigma, size = np.asarray(state.imprint.values)[:4].view(np.float64)
         mechanism = state.mechanism
         same = (sigma, size) == (mechanism.noise_multiplier, mechanism.batch_size)

@@ -61,6 +61,7 @@ def release(
             "`dpoptax.clipped_grad`."
         )
     _check_clip(terms.clip, clip)
+    # Without a mask, nothing shows which rows are padding, so the batch must have B rows.
     if terms.unmasked and terms.examples != mechanism.batch_size:
         raise ValueError(
             f"Without a mask, the batch must have batch_size={mechanism.batch_size:g} rows, got "
@@ -74,11 +75,13 @@ def release(
     # The reasons depend on the key only by whether its fingerprint is right. Without the mark, they
     # would count as secret.
     refused = mark_released(refusals(state, mechanism), mechanism)
+    # The count before this release makes the key, so a repeated step gets the same noise.
     mean, extra = noisy_mean(clipped, mark(fold_in(state.key, state.count), NOISE))
     mean = mark_released(_nan_where(refused != 0, mean), mechanism)
     decoded = clipped.decode(mean)
     # `decode` may turn NaN into a number.
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
+    # Rounding to the parameters' dtype is post-processing.
     if params is not None:
         released = _in_dtypes_of(params, released)
     return released, (mean, extra), count_release(state, refused, terms.points)
@@ -86,6 +89,7 @@ def release(
 
 def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
     """Marks arrays as released by a mechanism, if it has a guarantee."""
+    # `information_flow` must not call a sum without noise, or without a proof, released.
     private = mechanism.noise_multiplier > 0.0 and not mechanism.unproven
     return mark(tree, RELEASE) if private else tree
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dpoptax.matrix._participation import Participation
     from dpoptax.sampling._base import Sampler
 
+# The ranges of the search.
 _MULTIPLIERS = (0.05, 1e6)
 _MAX_STEPS = 10**9
 # The relative distance of ε from the target that the search distinguishes.
@@ -84,19 +85,21 @@ def calibrate(
 
     def event(x: float) -> dpa.DpEvent:
         """Returns the event with x as the number that is left out."""
+        # x is the number of steps, the noise multiplier, or the factor of the schedule.
         used = noise if noise_multiplier is not None else scaled(noise, x)
         sums = event_of(sampling, [(int(x) if steps is None else steps, used)])
         return run_event(sums, sampling, others).dp_event
 
     if not 0 < number("epsilon", epsilon) < math.inf:
         raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
-    own = sampler_of(sampling)
-    check_delta(delta, own.dataset_size)
+    drawn = sampler_of(sampling)
+    check_delta(delta, drawn.dataset_size)
     check_accountant(accountant)
-    target = epsilon, delta, accountant, relation_named(own.neighboring_relation)
+    target = epsilon, delta, accountant, relation_named(drawn.neighboring_relation)
     if noise_multiplier is None:
         search = _Search(event, *target, *_MULTIPLIERS, digits=5)
         return _solution(search, "noise_multiplier", start=1.0)
+    # A `BufferedToeplitz` is made for a number of steps and has no price beyond it.
     most = min(_MAX_STEPS, getattr(getattr(sampler, "strategy", None), "steps", _MAX_STEPS))
     return int(_solution(_Search(event, *target, 1, most), "steps", min(1000, most)))
 
@@ -110,6 +113,7 @@ def _solution(search: "_Search", name: str, start: float) -> float:
             f"`epsilon` must be at least {text}, got {search.epsilon}. Raise `epsilon`, "
             "which includes the events in `also`, or `delta` or the noise."
         )
+    # The search stopped there, so the budget would allow more steps, or less noise.
     if found == (_MAX_STEPS if name == "steps" else _MULTIPLIERS[0]):
         raise ValueError(
             f"`epsilon` must be below {text}, got {search.epsilon}. Lower `epsilon` or the noise, "
@@ -177,6 +181,7 @@ class _Search:
             return accountants.guessed_epsilon(parts, self.delta, self.relation)
 
         def extrapolated(x: float) -> float:
+            # An excess of c h² at interval h is 4 c h² at 2 h, so the difference is 3 c h².
             finer, coarser = priced(x, 20), priced(x, 40)
             return max(finer - (coarser - finer) / 3, finer / 2) if coarser < math.inf else finer
 
@@ -195,22 +200,28 @@ class _Search:
             spent = price(x)
             within = spent <= self.epsilon
             known[within] = x, spent
+            # An infinite or zero ε counts as very far from the target.
             ratio = math.log(min(max(spent / self.epsilon, _FAR), 1 / _FAR))
+            # At the end of the range toward which the search would go on.
             at_end = x == (self.highest if within == self.rising else self.lowest)
             if at_end or (within and -ratio <= tolerance):
                 return x, spent, slope
+            # The two parameters are neighbors, so no other one is between them.
             if len(known) == 2 and abs(known[True][0] - known[False][0]) < 1.5 * self._unit(x):
                 return *known[True], slope
             # log ε is nearly straight in log x, so two or three prices suffice near the solution.
             secant = (ratio - last[1]) / math.log(x / last[0]) if last else slope
+            # ε is monotone, so a slope of the other sign is rounding.
             slope = secant if secant * slope > 0 else slope
             last = x, ratio
             # Aims at half the tolerance below the target: a price just above it does not count.
             step = (-ratio - tolerance / 2) / slope
+            # At most a factor of e² at once.
             x = self._inside(x * math.exp(max(-2.0, min(2.0, step))), known)
 
     def _inside(self, x: float, known: Mapping[bool, tuple[float, float]]) -> float:
         """Returns the nearest parameter in the range whose price may still be needed."""
+        # With a rising ε, the parameter within the target is below the other one.
         below, above = known.get(self.rising), known.get(not self.rising)
         low = below[0] + self._unit(below[0]) if below else self.lowest
         high = above[0] - self._unit(above[0]) if above else self.highest
@@ -219,6 +230,7 @@ class _Search:
     def _unit(self, x: float) -> float:
         if self.digits is None:
             return 1
+        # The last digit of x. Without 1e-12, log10 may round a power of ten down.
         return 10.0 ** (math.floor(math.log10(x) + 1e-12) + 1 - self.digits)
 
     def _snap(self, x: float) -> float:

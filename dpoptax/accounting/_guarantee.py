@@ -126,6 +126,7 @@ class Guarantee:
         object.__setattr__(self, "event", _one_event(self.event))
         for name, default in (("unit", "example"), ("neighboring_relation", ADD_OR_REMOVE)):
             known, stated = getattr(self.event, name), getattr(self, name)
+            # The event decides an attribute that is left open, and must agree with a stated one.
             if not stated:
                 object.__setattr__(self, name, known or default)
             elif known not in (None, stated):
@@ -188,6 +189,7 @@ class Guarantee:
         2.0
         """
         self._check_delta(delta)
+        # A profile down to δ/2 has pairs below δ, which `least_mu` needs.
         return least_mu(*self._profile(delta / 2), delta)
 
     def for_records(self, records: int) -> "Guarantee":
@@ -279,6 +281,7 @@ class Guarantee:
         # A part of the releases reveals at most as much as all of them, so bounds can be lowered.
         least = np.minimum.accumulate(bounds[::-1])[::-1]
         found = least[np.searchsorted(counts, wanted)]
+        # Without steps and other events, nothing is released.
         return found if self.other_events else np.where(wanted == 0, 0.0, found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -389,6 +392,7 @@ def _one_event(event: Composable | Sequence[Composable]) -> PrivacyEvent:
 def _selections(event: Any) -> list[dict[str, Any]]:
     """Returns the random numbers of trials whose best one is a part of an event."""
     if not isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        # A composition has `events`, and a wrapper of one event has `event`.
         parts = getattr(event, "events", None) or [getattr(event, "event", None)]
         return [found for part in parts if part is not None for found in _selections(part)]
     names = {shape: name for name, shape in SHAPES.items()}

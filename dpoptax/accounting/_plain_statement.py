@@ -139,6 +139,7 @@ def _strength(epsilon: float, delta: float, success: float, noun: str, relation:
     inside, outside = _SIDES[relation]
     plural = f"{noun}s" if noun in _UNITS else noun.replace("group", "groups", 1)
     wrong = round(_ATTACKED * FALSE_POSITIVE_RATE)
+    # Rounded up, so the example never claims too much.
     right = min(_ATTACKED, math.ceil(_ATTACKED * success))
     text = (
         f"Two numbers measure it, ε (epsilon) = {round_up(epsilon)} and δ (delta) = "

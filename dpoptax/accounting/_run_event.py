@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpoptax.sampling._base import Sampler
 
 Sampling: TypeAlias = "Sampler | Participation | PoissonRate"
-"""What prices draws: a sampler, also with a strategy, or only a sampling probability."""
+"""A sampler, also with a strategy, or only a sampling probability: each has a `dp_event`."""
 
 Stage: TypeAlias = tuple[int, "Phases"]
 """The number of releases of a noise stage, and its multipliers."""
@@ -82,7 +82,7 @@ def sampling_of(
 def event_of(
     sampling: Sampling, stages: Sequence[Stage], *, same_batches: bool = True
 ) -> dpa.DpEvent:
-    """Returns the event of the first releases of noise stages, one for a planned run.
+    """Returns the event of the first releases of noise stages. A planned run has one stage.
 
     Stages that share batches are one Gaussian release for each batch, between the steps where one
     ends or changes its noise. If the steps of the sampler depend on each other, it is the event of
@@ -90,6 +90,7 @@ def event_of(
     actual ones, also if stages took turns and a record met only the one with the least noise.
     """
     if sampling.independent_steps:
+        # Stages that took turns had separate draws, so they are composed like separate runs.
         groups = [stages] if same_batches else [[stage] for stage in stages]
         events = [event for group in groups for event in _events_between_changes(sampling, group)]
         return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
@@ -103,15 +104,18 @@ def event_of(
     least = min(noise_schedule.least(phases, count) for count, phases in stages)
     if not same_batches:
         return sampling.dp_event(least, sum(counts))
+    # Equal multipliers for all stages, since more noise than the least only reveals less.
     return sampling.dp_event(joint_multiplier([least] * len(stages)), counts[0])
 
 
 def _events_between_changes(sampling: Sampling, stages: Sequence[Stage]) -> list[dpa.DpEvent]:
     """Returns the events of stages with the same batches, between changes of their noise."""
     ends = {count for count, _ in stages}
+    # Between these steps, all multipliers are constant.
     ends |= {first for count, phases in stages for first, _ in phases if 0 < first < count}
     events, before = [], 0
     for last in sorted(ends):
+        # Only stages that still release, each with its multiplier from step `before` on.
         active = [noise_schedule.at(phases, before) for count, phases in stages if count >= last]
         events.append(sampling.dp_event(joint_multiplier(active), last - before))
         before = last
@@ -127,8 +131,8 @@ def run_event(
     """Returns the event of a run with the fingerprints of its seed and keys, and of others."""
     drawn = sampler_of(sampling)
     seeds = frozenset() if drawn.seed is None else frozenset([seed_fingerprint(drawn.seed)])
-    own = PrivacyEvent(priced, seeds, keys, drawn.unit, drawn.neighboring_relation, drawn.owners)
-    return composed(own, others)
+    run = PrivacyEvent(priced, seeds, keys, drawn.unit, drawn.neighboring_relation, drawn.owners)
+    return composed(run, others)
 
 
 def sampler_of(sampling: Sampling) -> "Sampler | PoissonRate":
@@ -203,6 +207,7 @@ def spent_event(
             "with its own seed, pass the sampler without one: "
             "dataclasses.replace(sampler, seed=None)."
         )
+    # Each run drew its own batches, so the runs are composed.
     return dpa.ComposedDpEvent([event(run) for run in readings.runs])
 
 

@@ -99,6 +99,7 @@ def guarantee(
 
     priced = event()
     stages = readings.stages
+    # Nobody knows how stages that took turns divided the first steps of the run among them.
     in_turns = same_batches is False and len(stages) > 1 and not readings.ensemble
     releases, after = tuple(map(_noisy_releases, stages)), None if in_turns else event
     return _guarantee(sampler, delta, accountant, releases, others, priced, after)
@@ -168,6 +169,7 @@ def _guarantee(
     sampler = sampler_of(sampling)
     size = sampler.dataset_size
     if delta is None:
+        # N has n digits, so 1/N is above 10⁻ⁿ.
         delta = 1e-5 if size is None else min(1e-5, 10.0 ** -len(str(size)))
     check_delta(delta, size)
     return Guarantee(

@@ -9,7 +9,7 @@ from dpoptax._support.rounded import delta_text, round_up
 
 FALSE_POSITIVE_RATE = 0.01
 BLANK = "__________"
-"""Marks what only the person responsible for the data can fill in."""
+"""A blank for facts that only the person responsible for the data knows."""
 
 _NEIGHBORS = {
     "add-or-remove-one": "one {} more or less",
@@ -78,6 +78,7 @@ def _releases(stages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _release(stage: Mapping[str, Any]) -> str:
+    # Only the ledger of a run knows the generator of its noise.
     planned = " planned," if stage["generator"] is None else ""
     text = f"{stage['number']:,}{planned} of the Gaussian mechanism, noise "
     text += multipliers_text(stage["phases"])
@@ -130,6 +131,7 @@ def _others(count: int) -> str:
 
 def _arithmetic(stages: Sequence[Mapping[str, Any]]) -> str:
     kinds = {stage["fixed_point"] for stage in stages}
+    # None: a planned run does not say whether its noise is in fixed point.
     if not kinds or None in kinds:
         return ""
     if kinds == {True}:

@@ -156,6 +156,7 @@ def suggest_plan(
     if not number("max_excess", max_excess) > 0:
         raise ValueError(f"`max_excess` must be positive, got {max_excess}.")
     noise_of = functools.partial(calibrate, epsilon=epsilon, delta=delta, accountant=accountant)
+    # σ₁, of one sum over all examples.
     one_sum = noise_of(steps=1, sampling_probability=1.0)
     options: list[PlanOption] = []
     batch_size = 2 ** int(math.log2(min(size, examples / min_steps)))
@@ -164,11 +165,14 @@ def suggest_plan(
         sampler = PoissonSampler(size, batch_size, seed=0)
         sigma = noise_of(steps=steps, sampler=sampler)
         ratio = sigma / batch_size
+        # (σ/B) / (√T σ₁/N) − 1.
         excess = max(0.0, ratio * size / (one_sum * math.sqrt(steps)) - 1)
         options.append(PlanOption(batch_size, steps, sigma, ratio, excess))
         batch_size //= 2
     near = [option for option in options if option.excess <= max_excess]
     return PlanSuggestion(
+        # Options go from large to small batches. The last one is the smallest, and the first has
+        # the least noise.
         chosen=near[-1] if near else options[0],
         options=tuple(options),
         dataset_size=size,

@@ -54,6 +54,7 @@ def all_of(trials: Sequence[Composable]) -> PrivacyEvent:
     1.55
     """
     given = _given(trials)
+    # Equal trials are one event that is repeated, whose privacy loss is computed once.
     counts = collections.Counter(_hashable(each.dp_event) for each in given)
     events = [dpa.SelfComposedDpEvent(event, count) for event, count in counts.items()]
     together = events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
@@ -101,6 +102,7 @@ def best_of_random(
             "several times and each trial needs its own. Pass the guarantee of a "
             "`dpoptax.PrivacyPlan` without `seed`."
         )
+    # Without repetitions, since only the costliest candidate counts.
     events = tuple(dict.fromkeys(_hashable(each.dp_event) for each in given))
     worst = events[0] if len(events) == 1 else _WorstOfDpEvent(events)
     shape = SHAPES[distribution]

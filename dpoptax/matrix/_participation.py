@@ -84,7 +84,9 @@ class Participation:
 
     def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
+        # With `fixed`, every example takes part once in every cycle, which `sensitivity` prices.
         fixed = _draws_as(sampler, CyclicPoissonSampler) and sampler.participation_probability == 1
+        # One band is independent noise. If amplified, an example is in one step within the bands.
         if strategy.bands == 1 or self._amplified or fixed:
             return
         if _draws_as(sampler, RandomAllocationSampler):
@@ -112,6 +114,8 @@ class Participation:
                 "RandomAllocationSampler has a price with correlated noise if each example is in "
                 f"one step of every period, of at least {_LEAST_SLOTS} steps for each band."
             )
+        # The pair that prices random participation dominates for entries of at least 0 only
+        # (docs/developers/pricing.md, "Random participation with correlated noise").
         least = min(self.strategy.column(bands))
         if least < 0:
             raise ValueError(
@@ -122,6 +126,7 @@ class Participation:
     @property
     def _amplified(self) -> bool:
         bands, sampler = self.strategy.bands, self.sampler
+        # The steps of an example are at least a cycle apart, so no two of them share a band.
         return (
             _draws_as(sampler, CyclicPoissonSampler)
             and bands is not None
@@ -163,6 +168,7 @@ class Participation:
                 f"{self.strategy}. The worst participation is not known for others."
             )
         turn = self.sampler.cycle_length if _draws_as(self.sampler, CyclicPoissonSampler) else 1
+        # Entry t of A u is the sum of the column at t, t − cycle, t − 2 cycle, …
         turns = np.pad(entries, (0, -steps % turn)).reshape(-1, turn)
         return float(np.linalg.norm(np.cumsum(turns, axis=0).ravel()[:steps]))
 
@@ -182,6 +188,7 @@ class Participation:
                 period=self.sampler.period,
                 overflow=self.sampler.full_probability,
             )
+        # The whole run is one Gaussian release of A G.
         return _pricing.events.noisy_sum_event(noise_multiplier / self.sensitivity(steps), 1)
 
 

@@ -46,6 +46,7 @@ class BandedToeplitz(Strategy):
         c = checked_coefficients(self.coefficients)
         c = c / np.linalg.norm(c)
         rounded = c.astype(np.float32)
+        # Toward zero, so that the norm stays at most 1.
         rounded = np.where(
             np.abs(rounded) > np.abs(c), np.nextafter(rounded, np.float32(0)), rounded
         )
@@ -141,6 +142,7 @@ class BufferedToeplitz(Strategy):
             )
         object.__setattr__(self, "decay", tuple(decay.tolist()))
         object.__setattr__(self, "scale", tuple(scale.tolist()))
+        # `_buffered_noise` is for the matrix with diagonal 1, which is A times this norm.
         noise = self._norm * _buffered_noise(decay, scale, self.steps)
         if not noise <= _MOST_NOISE:
             raise ValueError(
@@ -174,6 +176,7 @@ class BufferedToeplitz(Strategy):
         ).inverse_as_streaming_matrix()
         import jax.numpy as jnp
 
+        # A is divided by its norm, so its inverse is multiplied by it.
         return inverse.scale_rows_and_columns(row_scale=jnp.full(1, self._norm, jnp.float32))
 
     @property
@@ -182,6 +185,7 @@ class BufferedToeplitz(Strategy):
         return float(np.float32(np.linalg.norm(self._raw(self.steps))))
 
     def _raw(self, steps: int) -> np.ndarray:
+        # θ_j^(i − 1) for i = 1, 2, …
         powers = np.asarray(self.decay)[None, :] ** np.arange(max(steps - 1, 0))[:, None]
         return np.concatenate([[1.0], powers @ np.asarray(self.scale)])[:steps]
 
@@ -308,6 +312,7 @@ def _settled_noise(coefficients: np.ndarray) -> float:
             last = left[-1]
             if not abs(last) < 1.0:
                 return float("inf")
+            # (1 − k)(1 + k) is more precise than 1 − k² if |k| is near 1.
             noise /= float(np.sqrt((1 - last) * (1 + last)))
             left = (left[:-1] - last * left[:0:-1]) / ((1 - last) * (1 + last))
     return noise
@@ -326,6 +331,7 @@ def _buffered_noise(decay: np.ndarray, scale: np.ndarray, steps: int) -> float:
     eigenvalues, vectors = np.linalg.eigh(np.diag(decay) - np.outer(root, root))
     weights = (vectors.T @ root) ** 2
     ratios = np.multiply.outer(eigenvalues, eigenvalues)
+    # Geometric sums. A ratio of about 1 has steps − 1 terms of 1.
     gaps, sums = 1 - ratios, np.full_like(ratios, steps - 1)
     np.divide(1 - ratios ** (steps - 1), gaps, out=sums, where=np.abs(gaps) > 1e-12)
     return float(np.sqrt(1 + weights @ sums @ weights))

@@ -66,6 +66,7 @@ def check_rows(
     size, row = sampler.dataset_size, "example of the plan"
     if users is not None:
         size, row = users.num_records, "record of `users`"
+    # A list of records is one column, not a tree of columns.
     is_list = (lambda node: isinstance(node, list)) if sources else None
     columns = jax.tree_util.tree_leaves_with_path(data, is_leaf=is_list)
     if not columns:
@@ -94,6 +95,7 @@ def draw(sampler: "Sampler", users: "UserTable | None", step: int) -> Drawn:
     Rows are (B,), or (B, R) for the records of users, and `known` is the mask of these records.
     """
     if users is None:
+        # Records are their own ids.
         rows, mask = sampler.sample(step)
         return rows, mask, rows, None
     drawn = users.sample(sampler, step)
@@ -136,8 +138,8 @@ def read_sharded(
     parts = sharding.addressable_devices_indices_map((size,)).values()
     # Several devices may hold the same rows.
     bounds = sorted({part[0].indices(size)[:2] for part in parts if part is not None})
-    own = np.concatenate([np.arange(*part) for part in bounds])
-    rows = read(indices[own]), jax.tree.map(lambda x: x[own], others)
+    local = np.concatenate([np.arange(*part) for part in bounds])
+    rows = read(indices[local]), jax.tree.map(lambda x: x[local], others)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(
             sharding, np.asarray(x), (size, *x.shape[1:])
@@ -149,6 +151,7 @@ def read_sharded(
 def _padded(rows: np.ndarray, sharding: NamedSharding) -> np.ndarray:
     """Pads rows with zeros, so that every shard has the same number of rows."""
     devices = sharding.mesh.size
+    # An axis with one row for each device shows how many shards it gets.
     shards = devices // sharding.shard_shape((devices,))[0]
     return np.pad(rows, [(0, -len(rows) % shards)] + [(0, 0)] * (rows.ndim - 1))
 

@@ -77,6 +77,7 @@ class RunIdentity:
         """
         old, changes = record["values"], self._changes(record)
         also = f" These values also changed: {changes}." if changes else ""
+        # Values that only the record has count as changed, unless this identity is partial.
         missing = [] if part else [name for name in old if name not in self.values]
         for name in (*missing, *self.values):
             before, now = old.get(name), self.values.get(name)

@@ -100,6 +100,7 @@ class PlanTerms:
             assert planned.event_after is not None  # a plan has a sequence of steps
             return dataclasses.replace(planned, event=planned.event_after(steps)).stated_epsilon
 
+        # ε increases with the steps, so this counts the numbers of steps within the budget.
         steps = bisect.bisect_right(range(1, self.steps), budget, key=spent)
         if not steps:
             raise ValueError(
@@ -124,6 +125,7 @@ class PlanTerms:
     def __str__(self) -> str:
         planned, sampler = self.guarantee(), self.sampler
         size, batch_size = sampler.dataset_size, sampler.batch_size
+        # A plan has one noise stage.
         (stage,) = planned.releases
         q = sampler.sampling_probability
         # Random allocation draws slightly fewer than B, if B does not divide N.

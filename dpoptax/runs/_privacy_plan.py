@@ -124,6 +124,7 @@ class PrivacyPlan(PlanTerms):
             )
         terms = {"steps": self.steps, **self._terms}
         sigma = calibrate(epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms)
+        # Other events that spend the whole budget leave a run only under enormous noise.
         if self.also and sigma > _LARGEST_MULTIPLIER:
             raise ValueError(
                 f"`epsilon` must leave a budget to the run, got {epsilon}, of which the events in "
@@ -132,6 +133,7 @@ class PrivacyPlan(PlanTerms):
             )
         self.__dict__["noise_multiplier"] = sigma
         if schedule is not None:
+            # `calibrate` returned the factor of the relative schedule.
             phases = {first: sigma * ratio for first, ratio in schedule.items()}
             self.__dict__["noise_multiplier"] = _frozen(phases)
 
@@ -141,6 +143,7 @@ class PrivacyPlan(PlanTerms):
             raise ValueError("Pass `epsilon` or `noise_multiplier`, got neither.")
         if isinstance(self.noise_multiplier, Mapping):
             self.__dict__["noise_multiplier"] = _frozen(self.noise_multiplier)
+        # A guarantee without δ states the default one.
         self.__dict__["delta"] = self.guarantee().stated_delta
 
     def _check_strategy(self, strategy: "Strategy") -> None:
@@ -215,8 +218,8 @@ def _make_sampler(
     sizes = {"dataset_size": dataset_size, "batch_size": batch_size}
     if isinstance(sampler, Sampler):
         for name, size in sizes.items():
-            if size not in (None, own := getattr(sampler, name)):
-                raise ValueError(f"`{name}` must be the sampler's, {own}, got {size}.")
+            if size not in (None, drawn := getattr(sampler, name)):
+                raise ValueError(f"`{name}` must be the sampler's, {drawn}, got {size}.")
         return _without_seed(sampler)
     if not callable(sampler):
         raise TypeError(

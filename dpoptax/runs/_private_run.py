@@ -76,10 +76,14 @@ class PrivateRun:
         """Starts the use of a plan with a noise key, after the first `step` steps."""
         self.plan, self.step = plan, step
         self._key = check_noise_key(key)
+        # The batches follow from the key, so a checkpoint with the key restores both.
         self._sampler = seeded(plan.sampler, self._key)
-        self._first, self._begun = step, False  # whether a state of the chain was made
+        # The step at which this object began, and whether a state of the chain was made.
+        self._first, self._begun = step, False
+        # Whether `noise` was called, and a mark of the newest iterator.
         self._chained, self._turn = False, object()
         self._in_use = False  # whether the last batch may still wait for its release
+        # A continued run does not know how its earlier steps were drawn.
         self._drawn = step == 0  # whether `batches` drew all steps
         self._check_new()
 
@@ -100,6 +104,7 @@ class PrivateRun:
         others = self.plan.also
         if others:
             seeds, keys = frozenset([seed_fingerprint(seed)]), frozenset([self._fingerprint])
+            # Only the fingerprints are compared here, so any event will do.
             composed(PrivacyEvent(others[0].dp_event, seeds, keys), others)
 
     @property
@@ -148,6 +153,7 @@ class PrivateRun:
         def begin(params: "PyTree") -> Any:
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
                 return init(params)  # the structure of a state
+            # Before the first batch, no noise was used, so a second state is harmless.
             if self._begun and self.step > self._first:
                 raise RuntimeError(
                     "`init` must not be called again after the first batch of a run, because the "
@@ -236,6 +242,7 @@ class PrivateRun:
                     "`batches` or `draws` has begun, which continues after the batches taken."
                 )
             self.step += 1
+            # Until the next batch is asked for, this one may or may not have been released.
             self._in_use = True
             yield item
             self._in_use = False
@@ -346,6 +353,7 @@ def continued(plan: "PlanTerms", opt_state: "PyTree") -> PrivateRun:
         )
     key, found = noise_key_of(opt_state), ledger.mechanism
     clip = getattr(found, "sensitivity", None)  # correlated noise in fixed point has one
+    # The mechanism does not depend on the parameters, so any array will do.
     planned = read_ledgers(noise_stage(plan, key, clip).init(jnp.zeros(1))).stages[0].mechanism
     if found != planned:
         raise ValueError(
@@ -371,6 +379,7 @@ def sampler_of(plan: "PlanTerms", opt_state: "PyTree") -> Sampler:
 def seeded(sampler: Sampler, key: jax.Array) -> Sampler:
     """Returns the sampler with a seed that is a hash of a noise key and does not reveal it."""
     ciphered = generator_of(key) == "chacha20"
+    # The prefix makes the seed differ from all other hashes of the key.
     text = b"dpoptax sampler seed of a noise key\0" + words_of(key)
     seed = hashlib.shake_256(text).digest(SEED_BYTES if ciphered else 16)
     return dataclasses.replace(sampler, seed=seed if ciphered else int.from_bytes(seed))
