@@ -69,7 +69,8 @@ class RowSelection:
         if self.capacity > self.table_size:
             raise ValueError(
                 f"`capacity` must be at most table_size={self.table_size}, got {self.capacity}. If "
-                "every row fits, train the whole table with `dpoptax.clipped_grad`."
+                "every row fits, train the whole table with `dpoptax.clipped_grad`. To count votes "
+                "for all rows, use `dpoptax.columns.release_counts`."
             )
 
     def units(self, bits: int) -> int:
