@@ -113,8 +113,8 @@ def release_counts(
 
     Raises:
       ValueError: `bins` has no column, edges that do not increase, or a word twice; a column has
-        another length, or text for edges; or σ is not positive, or too small or large for the
-        number of rows.
+        another length, text for edges, or numbers for words; or σ is not positive, or too small or
+        large for the number of rows.
       KeyError: `columns` lacks a column.
 
     >>> import dpoptax
@@ -193,6 +193,11 @@ def _cells(name: str, columns: Mapping[str, Any], bins: tuple[Any, ...]) -> np.n
     if name not in columns:
         raise KeyError(f"`columns` must have the column {name!r} of `bins`, got {list(columns)}.")
     if _is_words(bins):
+        if np.asarray(columns[name]).dtype.kind in "biufc":  # no number equals a word
+            raise ValueError(
+                f"Column {name!r} must hold text, because its bins are words. For numbers, pass "
+                "edges as bins."
+            )
         numbers = {word: number for number, word in enumerate(bins)}
         return np.array([numbers.get(value, _missing(bins)) for value in columns[name]], np.int64)
     try:

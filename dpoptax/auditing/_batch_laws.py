@@ -5,7 +5,7 @@ the number that a step draws from a pool, every subset of that size is equally l
 """
 
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -177,3 +177,22 @@ def law_of(claim: Sampler) -> Law:
             f"counts as drawn, and batches do not show it, got {claim.max_batch_size}."
         )
     return _LAWS[type(claim)](claim)
+
+
+def candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, Law]]:
+    """Yields names and laws, from special to general, each new and before its first step."""
+    sizes = np.array([len(each) for each in distinct])
+    number, first, mean = claimed.dataset_size, int(sizes[0]), float(sizes.mean())
+    if first:
+        yield "shuffled epochs", epochs(number, first, -(-number // first))
+        if number % first and len(distinct) > number // first:
+            yield "shuffled epochs with drop_last", epochs(number, first, number // first)
+    if np.all(sizes == first):
+        yield f"batches of {first} without replacement", epochs(number, first, 1)
+    if mean:
+        period = max(1, round(number / mean))
+        yield f"each record once in {period} steps, at random", allocation(number, period)
+        law = independent((number,), (mean / number,))
+        yield f"Poisson samples of {mean:.4g} on average", law
+    rate, most = claimed.sampling_probability, int(sizes.max())
+    yield f"Poisson samples cut to {most}", independent((number,), (rate,), most)

@@ -3,25 +3,23 @@
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dpoptax.accounting import Guarantee, planned_guarantee
 from dpoptax.accounting._statement import claim_text
 from dpoptax.auditing._batch_laws import (
     Integers,
     Law,
-    allocation,
-    epochs,
-    independent,
+    candidates,
     law_of,
 )
 from dpoptax.auditing._batch_tests import Partition, tests_under
 from dpoptax.auditing._exact_scores import Checked, Finding, rejected
-from dpoptax.sampling import Sample, Sampler
+from dpoptax.sampling import FixedSizeSampler, Sample, Sampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 PLACES, LENGTHS, REMAINDERS = "eighths of the rows", "eighths by length", "remainders modulo"
@@ -38,7 +36,8 @@ class BatchReport(Checked):
       sizes: the number of records of each batch, (steps,).
       impossible: sentences about batches that the claimed sampler cannot draw.
       tests: all tests, with their p-values.
-      closer: another law that the tests do not refute; None without an alarm, or if all are.
+      closer: another law that the tests do not refute, or an order by length; None without an
+        alarm, or if no known one fits.
       participations: the greatest number of times that one record was drawn.
       claimed_guarantee: the guarantee of the claim; None if no noise was given, or if the sampler
         has no event.
@@ -273,31 +272,54 @@ def _randomization(distinct: Sequence[Integers]) -> np.random.Generator:
 def _closer_law(
     distinct: Sequence[Integers], claimed: Sampler, partitions: Sequence[Partition]
 ) -> str | None:
-    """Names a law that the tests do not refute, if a known one fits."""
+    """Names a law that the tests do not refute, or an order of the batches, if one fits."""
+    known = _unrefuted_law(distinct, claimed, partitions)
+    if known is None and any(_share_a_group(distinct, each) for each in partitions):
+        return "batches sorted by length"
+    return known or _law_of_hosts(distinct, claimed)
+
+
+def _unrefuted_law(
+    distinct: Sequence[Integers], claimed: Sampler, partitions: Sequence[Partition]
+) -> str | None:
     filled = [each.tobytes() for each in distinct if len(each)]
     if 4 * (len(filled) - len(set(filled))) > len(distinct):
         return "the same batches again"
-    for name, law in _candidates(distinct, claimed):
+    for name, law in candidates(distinct, claimed):
         impossible, tests = _findings_under(distinct, law, claimed, partitions)
         if not impossible and not rejected(tests):
             return name
     return None
 
 
-def _candidates(distinct: Sequence[Integers], claimed: Sampler) -> Iterator[tuple[str, Law]]:
-    """Yields names and laws, from special to general, each new and before its first step."""
-    sizes = np.array([len(each) for each in distinct])
-    number, first, mean = claimed.dataset_size, int(sizes[0]), float(sizes.mean())
-    if first:
-        yield "shuffled epochs", epochs(number, first, -(-number // first))
-        if number % first and len(distinct) > number // first:
-            yield "shuffled epochs with drop_last", epochs(number, first, number // first)
-    if np.all(sizes == first):
-        yield f"batches of {first} without replacement", epochs(number, first, 1)
-    if mean:
-        period = max(1, round(number / mean))
-        yield f"each record once in {period} steps, at random", allocation(number, period)
-        law = independent((number,), (mean / number,))
-        yield f"Poisson samples of {mean:.4g} on average", law
-    rate, most = claimed.sampling_probability, int(sizes.max())
-    yield f"Poisson samples cut to {most}", independent((number,), (rate,), most)
+def _share_a_group(distinct: Sequence[Integers], partition: Partition) -> bool:
+    """True if two records of a batch share their eighth by length twice as often as by chance."""
+    if partition.name != LENGTHS:
+        return False
+    tallies = np.array([partition.tally(each) for each in distinct])
+    pairs = (tallies * (tallies - 1)).sum()
+    return bool(4 * pairs > (tallies.sum(axis=1) * (tallies.sum(axis=1) - 1)).sum())
+
+
+def _law_of_hosts(distinct: Sequence[Integers], claimed: Sampler) -> str | None:
+    """Names the law of the records of each host, if all draw equally many by the same one."""
+    size = claimed.dataset_size
+    row = np.arange(size)
+    for hosts in range(min(8, size), 1, -1):
+        for host in (row * hosts // size, row % hosts):
+            drawn = [np.bincount(host[each], minlength=hosts) for each in distinct]
+            if not np.ptp(drawn, axis=1).any():
+                laws = {_law_of_host(distinct, claimed, host == number) for number in range(hosts)}
+                if len(laws) == 1 and None not in laws:
+                    return f"{laws.pop()} on each of {hosts} hosts"
+    return None
+
+
+def _law_of_host(
+    distinct: Sequence[Integers], claimed: Sampler, own: NDArray[np.bool_]
+) -> str | None:
+    """Names the law of the records of one host, which are numbered from 0."""
+    number, size = np.cumsum(own) - 1, int(own.sum())
+    batch_size = max(1, size * claimed.batch_size // claimed.dataset_size)
+    parts = [number[each[own[each]]] for each in distinct]
+    return _unrefuted_law(parts, FixedSizeSampler(size, batch_size), [])

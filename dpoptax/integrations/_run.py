@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -176,7 +177,10 @@ def program_of(
     It does not depend on the devices that share a batch, so that a run may go on on others.
     """
     inputs = input_shapes(data.rows, data.plan.sampler.padded_size, data.users, random=random)
-    return Hidden(digest_of(traced(step, *state, inputs)))
+    with warnings.catch_warnings():
+        # Frozen weights are constants of this program, but arguments of the step that is compiled.
+        warnings.filterwarnings("ignore", "`loss_fn` closes over")
+        return Hidden(digest_of(traced(step, *state, inputs)))
 
 
 def check_run(

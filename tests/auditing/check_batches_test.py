@@ -108,6 +108,18 @@ def _shards_of_hosts(rng):
     ]
 
 
+def _epochs_of_hosts(rng):
+    """Returns epochs of two hosts, each with half of the rows in its own order."""
+    batches = []
+    for _ in range(5):
+        first, second = (rng.permutation(N // 2) + host * N // 2 for host in range(2))
+        batches += [
+            np.concatenate([first[i : i + B // 2], second[i : i + B // 2]])
+            for i in range(0, N // 2, B // 2)
+        ]
+    return batches
+
+
 def _hosts_in_turns(rng):
     return [4 * _poisson(rng, N // 4, 4 * B / N) + step % 4 for step in range(STEPS)]
 
@@ -140,13 +152,17 @@ FAULTS = {
         "batches of 64 without replacement",
     ),
     "one seed for all epochs": (_same_seed_in_each_epoch, "the same batches again"),
-    "shards of hosts": (_shards_of_hosts, None),
+    "shards of hosts": (
+        _shards_of_hosts,
+        "batches of 16 without replacement on each of 4 hosts",
+    ),
+    "epochs of hosts": (_epochs_of_hosts, "shuffled epochs on each of 2 hosts"),
     "hosts in turns": (_hosts_in_turns, None),
     "in order": (
         lambda rng: [np.arange(i, i + B) % N for i in B * np.arange(STEPS)],
         None,
     ),
-    "sorted by length": (_batches_by_length, None),
+    "sorted by length": (_batches_by_length, "batches sorted by length"),
     "with replacement": (_repeat(lambda rng: rng.integers(0, N, B)), "batches with replacement"),
     "cut at 70": (
         _repeat(lambda rng: rng.permutation(_poisson(rng))[:70]),

@@ -195,6 +195,7 @@ def test_statistics_are_finite_without_values():
         ({"x": [0, 1]}, {"noise_multiplier": 0.0}, "`noise_multiplier` must be positive"),
         ({"x": [0, 1]}, {"noise_multiplier": 1e6}, "must be smaller"),
         ({"word": [0, 1]}, {}, "'word' must hold numbers, because its bins are edges"),
+        ({"x": ["0", "1"]}, {}, "'x' must hold text, because its bins are words"),
     ],
 )
 def test_refuses_wrong_arguments(bins, options, message):
