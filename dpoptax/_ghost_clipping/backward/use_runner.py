@@ -68,6 +68,8 @@ def run_uses(
         outputs, _ = run_block(program.block, [*leaves, *inputs], by_use, run_use)
         return outputs
 
+    # A probe with a row for each example gets a result with a row for each. The probe of a sum is
+    # one array for all examples, and so is its derivative.
     every = jax.vmap(example, (0 if mapped else None, 0, 0, 0), spmd_axis_name=axes)
 
     def total(probes: ByIndex, opaque: ByIndex) -> tuple[jax.Array, Arrays]:
@@ -120,6 +122,7 @@ def _use_with_probe(
         def whole(x: jax.Array, is_batched: bool) -> jax.Array:
             return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
 
+        # `mapped` tells `jax.vmap` whether the result has an axis of examples.
         return function(*jax.tree.map(whole, arrays, tuple(batched))), mapped
 
     @jax.custom_vjp
@@ -136,6 +139,8 @@ def _use_with_probe(
         if cotangent.dtype != jnp.float16:  # which becomes float32 when it is recorded
             # Here, so that the derivative and the sum read one array.
             cotangent = within_range(cotangent)
+        # A use has one operand that depends on the example. The parameter gets no gradient here,
+        # because the result for the probe replaces it. Indices have none.
         operand, gradients = operands[step.data], [None] * len(operands)
         if jnp.issubdtype(operand.dtype, jnp.inexact):
 

@@ -133,11 +133,13 @@ def record_point(
     opaque = {i: leaves[i] for i in program.opaque}
 
     def example(zeros: ByIndex, opaque: ByIndex, inputs: Arrays) -> PyTree:
-        own = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
-        outputs, records = run_block(program.block, [*own, *inputs], zeros, run_use)
+        params = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
+        outputs, records = run_block(program.block, [*params, *inputs], zeros, run_use)
         return outputs[0], (outputs, records)
 
     # No other derivatives are taken, so gradients of used parameters are not formed.
+    # The gradient is taken inside `vmap`, so each example has its own, also with respect to
+    # parameters that all examples share.
     by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
     (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
     formed = [use.index for use in formed_uses]

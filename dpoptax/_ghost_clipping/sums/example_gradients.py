@@ -78,12 +78,12 @@ def collect_gradients(
 
         fixed = [FixedArrays(leaves) for leaves in records.leaves]
     products = [
-        pull_back_product(product, own, records.factor_dtype, fixed, differences=differences)
+        pull_back_product(product, factors, records.factor_dtype, fixed, differences=differences)
         if product.is_pulled
         else FactoredGradients(
-            [segment.rounded(records.factor_dtype) for _, segment in own], product.layout.sizes
+            [segment.rounded(records.factor_dtype) for _, segment in factors], product.layout.sizes
         )
-        for product, own in zip(plan.products, uses, strict=True)
+        for product, factors in zip(plan.products, uses, strict=True)
     ]
     return ExampleGradients(plan, products, formed)
 
@@ -137,6 +137,7 @@ def _form_use(
             ]
             for operand, cotangent, weight in pairs
         ]
+        # All parts have equally many rows. Their gradients, (B, K, R, D), are joined along R.
         sizes = groups, rows // len(by_pair[0]), columns
         parts = [
             factor_products.multiply_factors(list(segments), sizes)
@@ -150,6 +151,7 @@ def _form_use(
         tpu=lambda: form(use.rule.row_parts),
         default=lambda: form(lambda operand, cotangent: [use.rule.factors(operand, cotangent)]),
     )
+    # A value that has a slice for each step stands for its whole stack.
     stack = tuple(n for n, stacked in use.loops if stacked)
     return jax.vmap(lambda g: use.rule.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
@@ -164,6 +166,7 @@ def _pull_back(use: Use, records: Records) -> Iterator[tuple[int, jax.Array]]:
     for leaves, (operand, cotangent, weight) in zip(records.leaves, pairs, strict=True):
         out, transpose = jax.vjp(value, leaves)
         gradient = _form_use(use, [(operand, cotangent, 1.0)], records.factor_dtype)
+        # The only argument of `value` is the list of all parameters.
         pulled = jax.vmap(transpose)(gradient.astype(out.dtype))[0]
         for leaf in sorted(use.value.leaves):
             yield leaf, widen(weigh(pulled[leaf], weight))
@@ -179,6 +182,7 @@ def _bundle_gradients(
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
         small = math.prod(gradient.shape[1:]) <= _BUNDLED_ENTRIES
+        # The key of a large gradient contains its leaf, so it stays alone.
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
 
     return {tuple(each): _join([formed[leaf] for leaf in each]) for each in bundles.values()}

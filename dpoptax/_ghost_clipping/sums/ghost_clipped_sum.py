@@ -150,6 +150,8 @@ def clip_and_sum(
     parts = map(_once_per_shape(part), products, by_piece)
     for product, total in zip(gradients.plan.products, parts, strict=True):
         leaf, placed = (product.leaf,), product.place(total)
+        # Products of one parameter share no entry (`make_plan`), so that adding the placed sums is
+        # exact.
         sums[leaf] = sums[leaf] + placed if leaf in sums else placed
     formed = zip(gradients.formed.items(), by_piece[len(products) :], strict=True)
     sums |= {leaves: block_sums.sum_weighted(each, x) for (leaves, x), each in formed}

@@ -106,6 +106,8 @@ def sum_segment(
     The other factor must be finite (`PlannedUse.weighs_operand`).
     """
     rows, columns = segment
+    # Rows are (B, K, L, R), and columns (B, K, L, D). `PlannedUse.weighs_operand` makes the same
+    # choice, and decides which factor must be finite.
     if rows.shape[-1] < columns.shape[-1]:  # the smaller factor is copied
         rows = weigh_values(rows, coefficients)
     else:
@@ -229,6 +231,7 @@ def sum_products(
     summand = cut.largest_summand
     found = [sum_segment(segment, coefficients, cut.block, summand) for segment in cut.dense]
     for term in factored.terms:
+        # The basis is the same for all examples, so it multiplies the sum of their weights once.
         total = block_sums.sum_weighted(
             coefficients, term.weights, block=cut.block, largest_summand=summand
         )
@@ -236,6 +239,7 @@ def sum_products(
     table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
     if not cut.lookups:
         return table
+    # For each table, row numbers (K, B L) and weighted columns (K, B L, D).
     lookups = [
         (merge_examples(rows)[0], merge_examples(weigh_values(columns, coefficients))[0])
         for rows, columns in cut.lookups

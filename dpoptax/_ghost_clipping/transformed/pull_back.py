@@ -135,6 +135,7 @@ class _PullBack:
             if narrow or not isinstance(value.origin, Result | Parameter):
                 raise NotFactoredError
             if value not in before:
+                # Operands without a path to the parameter get no gradient.
                 own = value.origin.operands if isinstance(value.origin, Result) else ()
                 before[value] = [v for v in own if self.leaf in v.leaves]
                 stack.extend(before[value])
