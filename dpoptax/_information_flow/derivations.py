@@ -75,6 +75,7 @@ class Derivations:
 
     def number(self, *what: Hashable) -> int:
         """Returns a number, the same for equal arguments."""
+        # Value numbering: equal operations on equal numbers give one number.
         number = self._numbers.setdefault(what, len(self._numbers))
         self._operations[number] = what
         return number
@@ -132,6 +133,7 @@ class Derivations:
     def _differ(self, one: Hashable, other: Hashable, single: bool) -> bool:
         if one is None or other is None:
             return False
+        # A reshaped array of keys has the same keys.
         one, other = self.source_array(one), self.source_array(other)
         if one == other:
             return False
@@ -159,6 +161,7 @@ class Derivations:
             literal = self._sum(index)[0] is self._sum(place)[0] is None
             if single or literal or (key == of and self._is_argument(key)):
                 return True
+        # If the indices may be equal, only different parents help.
         return self._differ(key, of, single)
 
     def _is_argument(self, number: Hashable) -> bool:
@@ -219,6 +222,8 @@ class Derivations:
         match self.operation(array):
             case ("random_split", parameters, (key,), _):
                 of = dict(parameters)
+                # The result of a split has the axes of its key first, then the shape of the split.
+                # Without a known entry, the index is unknown, which is never unequal to another.
                 index = chosen and self._index(of["shape"], of["axes"], *chosen)
                 return self.source_array(key), index, True
             case ("argument", *_, (length,)):
@@ -238,7 +243,10 @@ class Derivations:
         if name == "slice":
             starts, limits = (parameters[f"{of}_indices"][axes:] for of in ("start", "limit"))
             alone = all(limit == start + 1 for start, limit in zip(starts, limits, strict=True))
+            # The number of the entry in row-major order. Equal entries get equal numbers, and
+            # others do not.
             return self._literal(int(np.ravel_multi_index(starts, shape))) if alone else None
+        # Below, only single axes are handled. All else counts as an unknown entry.
         if len(shape) > 1:
             return None
         if name == "unstack" and parameters["axis"] == axes:
@@ -291,11 +299,13 @@ class Derivations:
         if base == of:
             # Integers of 32 bits wrap around, so the difference modulo 2³² counts.
             return (added - more) % 2**32 != 0
+        # Disjoint parts of distinct counters stay disjoint if one literal is added to both.
         if added == more and frozenset((base, of)) in self._disjoint:
             return True
         (low, high), (lowest, highest) = self._range(one), self._range(other)
         if high < lowest or highest < low:
             return True
+        # One number is larger if a lower bound of it is the other number plus something positive.
         above = any(below == base and n > added for below, n in self._minima(other))
         return above or any(below == of and n > more for below, n in self._minima(one))
 
@@ -308,6 +318,7 @@ class Derivations:
                 continue
             seen.add(base)
             yield base, added
+            # Any branch may have been taken, so a lower bound must hold in all of them.
             branches = [dict(self._minima(made)) for made in self._possible_values(base)]
             for below in set.intersection(*map(set, branches)) if branches else ():
                 yield below, added + min(found[below] for found in branches)
@@ -323,6 +334,7 @@ class Derivations:
         # A lower bound "None plus n" is the literal n.
         low = max((n for below, n in self._minima(number) if below is None), default=-math.inf)
         loop = self._loops.get(base)
+        # `last` is the value after the final turn, one step more than any turn gets.
         if loop is None or base == loop.last or None in (loop.first, loop.result):
             return low, math.inf
         (start, first), (before, step) = self._sum(loop.first), self._sum(loop.result)
@@ -349,6 +361,7 @@ class Derivations:
                     return base, added + (more if name == "add" else -more)
                 if base is None and name == "add":
                     return of, added + more
+            # `one` is the value where `chosen` is false, and `other` where it is true.
             case ("select_n", _, (chosen, one, other), _):
                 return self._selected(number, chosen, one, other)
         return number, 0

@@ -54,6 +54,7 @@ def result_entries(
     given = [
         EQUAL_FACTS if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)
     ]
+    # A sort moves the entries of each operand, and keeps all.
     if name == "sort":
         return list(given)
     found = UNKNOWN_FACTS
@@ -76,6 +77,7 @@ def result_entries(
         length = _added_length(numbers, of)
         if length is not None and given[1].span <= length:
             found = dataclasses.replace(given[1], axis_length=min(length, given[1].axis_length))
+    # Distinct indices read distinct entries. One index for each result excludes slices.
     elif name == "gather" and given[0].distinct and size <= _size(eqn.invars[1]):
         alone = len(type_of(eqn.invars[0]).shape) == 1
         if alone and indices_are_unique(eqn, given[1]) and _is_within_axes(eqn, given[1]):
@@ -91,6 +93,7 @@ def _key_entries(
     if name in _JOIN_PRIMITIVES:
         single = all(_size(v) == 1 for v in eqn.invars)
         alone = single or all(each.distinct for each in given)
+        # Each operand must have distinct keys, and no two operands may share one.
         pairs = combinations(numbers, 2)
         return EntryFacts(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
     if name == "random_split" and _size(eqn.invars[0]) == 1:
@@ -103,6 +106,8 @@ def _key_entries(
 def folded_entries(given: Sequence[EntryFacts]) -> EntryFacts:
     """Returns the facts of keys that numbers were folded into."""
     keys, folded = given
+    # Distinct numbers in one key give distinct keys, and so does one number in distinct keys. If
+    # both vary, distinct keys are enough, since `fold_in` gives no key twice.
     return EntryFacts(distinct=(folded if keys == EQUAL_FACTS else keys).distinct)
 
 
@@ -166,6 +171,7 @@ def _keeps_entries(eqn: JaxprEqn) -> bool:
         return False
     before, after = (type_of(v).dtype for v in (eqn.invars[0], eqn.outvars[0]))
     whole = is_integer(eqn.invars[0]) and is_integer(eqn.outvars[0])
+    # Indices of an axis fit into 32 bits, so a conversion from 64 bits merges none of them.
     return whole and after.itemsize >= min(4, before.itemsize)
 
 

@@ -79,8 +79,8 @@ class UseFinder:
         while known < len(self.values) and step.eqn.params["length"]:
             known = len(self.values)
             self.follow(body, self._results_with_gradient(step, body))
-        # A derived value in the carry meets data without an operation of its own: the body reads
-        # the carry of any step as private. The same holds for results that a body derives from
+        # A derived value in the carry meets data without a separate operation: the body reads the
+        # carry of any step as private. The same holds for results that a body derives from
         # parameters.
         initial = list(itertools.compress(step.operands[step.carry], self._flowing(step, body)))
         self.add(initial)

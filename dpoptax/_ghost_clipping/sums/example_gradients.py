@@ -151,7 +151,7 @@ def _form_use(
         tpu=lambda: form(use.rule.row_parts),
         default=lambda: form(lambda operand, cotangent: [use.rule.factors(operand, cotangent)]),
     )
-    # A value that has a slice for each step stands for its whole stack.
+    # A value that has a slice for each step represents its whole stack.
     stack = tuple(n for n, stacked in use.loops if stacked)
     return jax.vmap(lambda g: use.rule.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
@@ -182,7 +182,7 @@ def _bundle_gradients(
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
         small = math.prod(gradient.shape[1:]) <= _BUNDLED_ENTRIES
-        # The key of a large gradient contains its leaf, so it stays alone.
+        # The key of a large gradient contains its leaf, so it is not joined.
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
 
     return {tuple(each): _join([formed[leaf] for leaf in each]) for each in bundles.values()}
