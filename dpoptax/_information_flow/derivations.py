@@ -151,18 +151,18 @@ class Derivations:
         # The entry is true if a hash lies between the two, so that they surely differ.
         if (single or self._is_argument(root)) and (ancestors.get(other) or others.get(one)):
             return True
-        (key, index, _), (of, place, _) = self._derived(one), self._derived(other)
-        if key is None or of is None:
+        (key, index, _), (other_key, other_index, _) = self._derived(one), self._derived(other)
+        if key is None or other_key is None:
             return False
         # No two pairs of key and number give one key, so unequal numbers suffice for any keys. If
         # the numbers may be equal, the keys must differ.
-        if self._unequal(index, place):
+        if self._unequal(index, other_index):
             # Arrays are compared entry by entry: all pairs differ only for independent keys.
-            literal = self._sum(index)[0] is self._sum(place)[0] is None
-            if single or literal or (key == of and self._is_argument(key)):
+            literal = self._sum(index)[0] is self._sum(other_index)[0] is None
+            if single or literal or (key == other_key and self._is_argument(key)):
                 return True
         # If the indices may be equal, only different parents help.
-        return self._differ(key, of, single)
+        return self._differ(key, other_key, single)
 
     def _is_argument(self, number: Hashable) -> bool:
         return self.operation(number)[:1] == ("argument",)
@@ -295,19 +295,21 @@ class Derivations:
         """Returns whether two whole numbers surely differ."""
         if one is None or other is None:
             return False
-        (base, added), (of, more) = self._sum(one), self._sum(other)
-        if base == of:
+        (base, added), (other_base, other_added) = self._sum(one), self._sum(other)
+        if base == other_base:
             # Integers of 32 bits wrap around, so the difference modulo 2³² counts.
-            return (added - more) % 2**32 != 0
+            return (added - other_added) % 2**32 != 0
         # Disjoint parts of distinct counters stay disjoint if one literal is added to both.
-        if added == more and frozenset((base, of)) in self._disjoint:
+        if added == other_added and frozenset((base, other_base)) in self._disjoint:
             return True
         (low, high), (lowest, highest) = self._range(one), self._range(other)
         if high < lowest or highest < low:
             return True
         # One number is larger if a lower bound of it is the other number plus something positive.
         above = any(below == base and n > added for below, n in self._minima(other))
-        return above or any(below == of and n > more for below, n in self._minima(one))
+        return above or any(
+            below == other_base and n > other_added for below, n in self._minima(one)
+        )
 
     def _minima(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
         """Yields lower bounds of a whole number, as sums of a number and a literal."""
@@ -356,11 +358,11 @@ class Derivations:
                 if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4:
                     return self._sum(before)
             case ("add" | "sub" as name, _, (one, other), _):
-                (base, added), (of, more) = self._sum(one), self._sum(other)
-                if of is None:
-                    return base, added + (more if name == "add" else -more)
+                (base, added), (other_base, other_added) = self._sum(one), self._sum(other)
+                if other_base is None:
+                    return base, added + (other_added if name == "add" else -other_added)
                 if base is None and name == "add":
-                    return of, added + more
+                    return other_base, added + other_added
             # `one` is the value where `chosen` is false, and `other` where it is true.
             case ("select_n", _, (chosen, one, other), _):
                 return self._selected(number, chosen, one, other)

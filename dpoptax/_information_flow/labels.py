@@ -112,7 +112,7 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
     elif name == VOUCHED:
         holds, rows = (_replace(holds, PRIVATE_DATA, Content.EXAMPLES), ExampleAxes((), (clip,)))
     elif name == RELEASE:
-        # Unclipped data stays private: noise hides only what a clip has bounded.
+        # Unclipped data stays private: noise only hides data that a clip has bounded.
         holds = _replace(holds, Content.CLIPPED, Content.RELEASED) & ~Content.SECRET
     else:
         return label

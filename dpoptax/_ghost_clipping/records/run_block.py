@@ -160,6 +160,7 @@ class ParameterEvaluator:
                 missing = [v for v in result.operands if v not in self.values]
                 if missing:
                     return missing
+                # A step is run once for all of its results.
                 if step not in self.results:
                     self.results[step] = _run_all_steps(
                         result, [self.values[v] for v in result.operands]

@@ -68,6 +68,8 @@ def collect_gradients(
     Factors are rounded to `records.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
+    # `groups` has the clip's group of each parameter. A bundle has one norm, so that its parameters
+    # share a group.
     bundles = _bundle_gradients(_form_gradients(plan, records), groups)
     # Norm and sum must read the same numbers.
     formed = materialize({leaves: within_range(x) for leaves, x in bundles.items()})
@@ -97,6 +99,7 @@ def _form_gradients(plan: Plan, records: Records) -> dict[int, jax.Array]:
     points = zip(records.at_points, records.points.weights, strict=True)
     opaque = ((i, widen(weigh(x, w))) for point, w in points for i, x in point.gradients.items())
     total: dict[int, jax.Array] = {}
+    # A parameter may be opaque and also have uses, and each point adds a gradient.
     for leaf, value in itertools.chain(opaque, _form_used_gradients(plan, records)):
         total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
     return total

@@ -183,6 +183,7 @@ def measure_products(products: list[FactoredGradients], methods: list[str]) -> l
         else:
             found[i] = measure(factored, method)
     for indices in by_positions.values():
+        # Each has arrays (B, L) with the same L, which are stacked and summed over L by one kernel.
         sums = [sum_positions(products[i]) for i in indices]
         given = [(products[i].segments, products[i].sizes) for i in indices]
         together = factor_products.measure_together(sums, given)

@@ -155,6 +155,7 @@ def _sum_by_group(
             part = lax.dynamic_slice_in_dim(rows, start, length, axis=3)
             return in_blocks(block_sum, part, columns)
 
+        # The parts, (R / length, 1, length, D), are in the order of the rows.
         return lax.map(sum_part, jnp.arange(0, size, length)).reshape(sizes[1:])
 
     found: jax.Array = factor_products.map_groups(sum_group, [weighted])
@@ -201,6 +202,7 @@ def split_sum(factored: FactoredGradients, examples: int) -> SumParts:
     """Splits the sum over `examples` into parts."""
     lookups = [s for s in factored.segments if s.is_lookup]
     dense = [s for s in factored.segments if not s.is_lookup]
+    # Lookups are added together, so they count as one part.
     number = len(dense) + bool(lookups) + len(factored.terms)
     ratio = absolute_ratio(factored)
     longest = max([1, *map(terms_per_entry, dense)])

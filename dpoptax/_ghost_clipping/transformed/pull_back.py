@@ -118,6 +118,7 @@ class _PullBack:
         self.arrived: dict[DerivedValue, CotangentSum] = {}
 
     def __call__(self, top: DerivedValue, cotangent: CotangentSum) -> CotangentSum:
+        # A value is visited after all values computed from it, when its gradient is complete.
         order = self.order(top)
         self.arrived[top] = cotangent
         for value in reversed(order[1:]):
