@@ -178,6 +178,8 @@ def unweighted_sides(plan: Plan) -> tuple[frozenset[int], frozenset[int]]:
     """
     members = [m for product in plan.products for m in product.members]
     dense = [m for m in members if not m.use.rule.is_lookup]
+    # If the other factor gets a coefficient of zero, an infinity here would give 0 · ∞ and make the
+    # whole sum NaN. Pulling back mixes both factors, so both must be finite.
     pulled = frozenset(m.use.index for m in dense if m.pull_back_counts is not None)
     return (
         pulled | {m.use.index for m in dense if not m.weighs_operand},

@@ -38,6 +38,7 @@ def result_axes(
       numbers: for each operand, a value that is equal for equal operands, or `None`.
     """
     # If operands disagree, entry n of the result depends on an example of each, which is several.
+    # Each operand says where it puts its examples; `None` if they are combined already.
     found = {rows and _axes_after_operand(eqn, i, rows, numbers) for i, rows in given.items()}
     alike = found.pop() if len(found) == 1 else None
     parts = [rows for rows in given.values() if rows]
@@ -77,6 +78,7 @@ def _axes_after_operand(
     found = [digit for digit in moved if digit is not None]
     if len(found) < len(moved) or not _has_room(eqn, shape, rows.axes, found):
         return None
+    # Turns and devices stay at their places among the digits.
     return rows.permuted(found)
 
 
@@ -117,6 +119,7 @@ def _has_room(
     The rules cover only the usual case.
     """
     return all(
+        # An axis has size / run examples: new size / new run must be old size / old run.
         new.axis < len(_shape(out)) and _shape(out)[new.axis] * old.run == shape[old.axis] * new.run
         for out in eqn.outvars
         for old, new in zip(before, along, strict=True)
@@ -128,10 +131,13 @@ def _select_rows(
 ) -> ExampleAxes | None:
     """Returns the axes if public indices select rows, or place them among public ones."""
     name, params, along = eqn.primitive.name, eqn.params, list(rows.axes)
+    # Other operands of a selection are indices. Those of a concatenation are all arrays of rows.
     if len(along) > 1 or along[0].run > 1 or (operand and name != "concatenate"):
         return None
     (axis,) = (digit.axis for digit in rows.axes)
     length = _shape(eqn.invars[operand])[axis]
+    # `by` identifies the selection: with an equal one, another array has the same examples in the
+    # same rows.
     by: tuple[Hashable, ...] = ()
     if name == "slice" and not _is_whole_slice(eqn, axis):
         strides = params["strides"]
@@ -139,11 +145,13 @@ def _select_rows(
         by = (*ends, None if strides is None else strides[axis])
     elif name == "dynamic_slice" and params["slice_sizes"][axis] != length:
         number = numbers[1 + axis]
+        # An unknown start cannot be compared. `_keep_whole` then refuses the slice.
         by = () if number is None else (number, params["slice_sizes"][axis])
     elif name == "gather" and axis in (numbering := params["dimension_numbers"]).start_index_map:
         whole = axis not in numbering.collapsed_slice_dims
         if not whole and numbers[1] is not None:
             by = numbers[1], numbering.start_index_map.index(axis)
+            # The result has one row for each index, along all axes of the indices.
             along = [AxisDigit(out) for out in _batch_axes(eqn)]
     elif name == "pad":
         by = params["padding_config"][axis]
@@ -152,6 +160,7 @@ def _select_rows(
         before = sum(_shape(each)[axis] for each in eqn.invars[:operand])
         by = before, _shape(eqn.outvars[0])[axis] - before - length, 0
         name = "pad"
+    # A padding by nothing keeps all rows as they are.
     by = () if (name, by) == ("pad", (0, 0, 0)) else by
     placed = rows.placed(along)
     if not by or placed is None:
@@ -181,6 +190,8 @@ def _reshape_digits(
             continue
         if count % size and size % count:
             return None
+        # A new axis either holds a leading part of the examples (`count // size` are left for the
+        # next axes), or all that are left, each with a run of `size // count` entries.
         found.append(AxisDigit(axis, max(1, size // count)))
         count = max(1, count // size)
         if count == 1:
@@ -322,6 +333,7 @@ def _scatter(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         if digit.axis in windows:
             return digit.move(kept[windows.index(digit.axis)])
         place -= sum(axis < digit.axis for axis in windows)
+    # With batching axes, example n only writes into row n. Other indices may name any row.
     if place not in numbers.scatter_indices_batching_dims:
         return None
     axis = numbers.operand_batching_dims[numbers.scatter_indices_batching_dims.index(place)]

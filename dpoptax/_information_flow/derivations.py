@@ -75,6 +75,7 @@ class Derivations:
 
     def number(self, *what: Hashable) -> int:
         """Returns a number, the same for equal arguments."""
+        # Value numbering: equal operations on equal numbers give one number.
         number = self._numbers.setdefault(what, len(self._numbers))
         self._operations[number] = what
         return number
@@ -128,6 +129,7 @@ class Derivations:
     def _differ(self, one: Hashable, other: Hashable, single: bool) -> bool:
         if one is None or other is None:
             return False
+        # A reshaped array of keys has the same keys.
         one, other = self.source_array(one), self.source_array(other)
         if one == other:
             return False
@@ -145,17 +147,18 @@ class Derivations:
         # The entry is true if a hash lies between the two, so that they surely differ.
         if (single or self._is_argument(root)) and (ancestors.get(other) or others.get(one)):
             return True
-        (key, index, _), (of, place, _) = self._derived(one), self._derived(other)
-        if key is None or of is None:
+        (key, index, _), (other_key, other_index, _) = self._derived(one), self._derived(other)
+        if key is None or other_key is None:
             return False
         # No two pairs of key and number give one key, so unequal numbers suffice for any keys. If
         # the numbers may be equal, the keys must differ.
-        if self._unequal(index, place):
+        if self._unequal(index, other_index):
             # Arrays are compared entry by entry: all pairs differ only for independent keys.
-            literal = self._sum(index)[0] is self._sum(place)[0] is None
-            if single or literal or (key == of and self._is_argument(key)):
+            literal = self._sum(index)[0] is self._sum(other_index)[0] is None
+            if single or literal or (key == other_key and self._is_argument(key)):
                 return True
-        return self._differ(key, of, single)
+        # If the indices may be equal, only different parents help.
+        return self._differ(key, other_key, single)
 
     def _is_argument(self, number: Hashable) -> bool:
         return self.operation(number)[:1] == ("argument",)
@@ -215,6 +218,8 @@ class Derivations:
         match self.operation(array):
             case ("random_split", parameters, (key,), _):
                 of = dict(parameters)
+                # The result of a split has the axes of its key first, then the shape of the split.
+                # Without a known entry, the index is unknown, which is never unequal to another.
                 index = chosen and self._index(of["shape"], of["axes"], *chosen)
                 return self.source_array(key), index, True
             case ("argument", *_, (length,)):
@@ -234,7 +239,10 @@ class Derivations:
         if name == "slice":
             starts, limits = (parameters[f"{of}_indices"][axes:] for of in ("start", "limit"))
             alone = all(limit == start + 1 for start, limit in zip(starts, limits, strict=True))
+            # The number of the entry in row-major order. Equal entries get equal numbers, and
+            # others do not.
             return self._literal(int(np.ravel_multi_index(starts, shape))) if alone else None
+        # Below, only single axes are handled. All else counts as an unknown entry.
         if len(shape) > 1:
             return None
         if name == "unstack" and parameters["axis"] == axes:
@@ -283,17 +291,21 @@ class Derivations:
         """Returns whether two whole numbers surely differ."""
         if one is None or other is None:
             return False
-        (base, added), (of, more) = self._sum(one), self._sum(other)
-        if base == of:
+        (base, added), (other_base, other_added) = self._sum(one), self._sum(other)
+        if base == other_base:
             # Integers of 32 bits wrap around, so the difference modulo 2³² counts.
-            return (added - more) % 2**32 != 0
-        if added == more and frozenset((base, of)) in self._disjoint:
+            return (added - other_added) % 2**32 != 0
+        # Disjoint parts of distinct counters stay disjoint if one literal is added to both.
+        if added == other_added and frozenset((base, other_base)) in self._disjoint:
             return True
         (low, high), (lowest, highest) = self._range(one), self._range(other)
         if high < lowest or highest < low:
             return True
+        # One number is larger if a lower bound of it is the other number plus something positive.
         above = any(below == base and n > added for below, n in self._minima(other))
-        return above or any(below == of and n > more for below, n in self._minima(one))
+        return above or any(
+            below == other_base and n > other_added for below, n in self._minima(one)
+        )
 
     def _minima(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
         """Yields lower bounds of a whole number, as sums of a number and a literal."""
@@ -304,6 +316,7 @@ class Derivations:
                 continue
             seen.add(base)
             yield base, added
+            # Any branch may have been taken, so a lower bound must hold in all of them.
             branches = [dict(self._minima(made)) for made in self._possible_values(base)]
             for below in set.intersection(*map(set, branches)) if branches else ():
                 yield below, added + min(found[below] for found in branches)
@@ -319,6 +332,7 @@ class Derivations:
         # A lower bound "None plus n" is the literal n.
         low = max((n for below, n in self._minima(number) if below is None), default=-math.inf)
         loop = self._loops.get(base)
+        # `last` is the value after the final turn, one step more than any turn gets.
         if loop is None or base == loop.last or None in (loop.first, loop.result):
             return low, math.inf
         (start, first), (before, step) = self._sum(loop.first), self._sum(loop.result)
@@ -340,11 +354,12 @@ class Derivations:
                 if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4:
                     return self._sum(before)
             case ("add" | "sub" as name, _, (one, other), _):
-                (base, added), (of, more) = self._sum(one), self._sum(other)
-                if of is None:
-                    return base, added + (more if name == "add" else -more)
+                (base, added), (other_base, other_added) = self._sum(one), self._sum(other)
+                if other_base is None:
+                    return base, added + (other_added if name == "add" else -other_added)
                 if base is None and name == "add":
-                    return of, added + more
+                    return other_base, added + other_added
+            # `one` is the value where `chosen` is false, and `other` where it is true.
             case ("select_n", _, (chosen, one, other), _):
                 return self._selected(number, chosen, one, other)
         return number, 0

@@ -52,6 +52,7 @@ def result_entries(
     """Returns the facts of each result, from those of the operands and their numbers."""
     name, size = eqn.primitive.name, _size(eqn.outvars[0])
     given = _single_are_equal(eqn, given)
+    # A sort moves the entries of each operand, and keeps all.
     if name == "sort":
         return given
     found = UNKNOWN_FACTS
@@ -74,6 +75,7 @@ def result_entries(
         length = _added_length(numbers, of)
         if length is not None and given[1].span <= length:
             found = dataclasses.replace(given[1], axis_length=min(length, given[1].axis_length))
+    # Distinct indices read distinct entries. One index for each result excludes slices.
     elif name == "gather" and given[0].distinct and size <= _size(eqn.invars[1]):
         alone = len(type_of(eqn.invars[0]).shape) == 1
         if alone and indices_are_unique(eqn, given[1]) and _is_within_axes(eqn, given[1]):
@@ -89,6 +91,7 @@ def _key_entries(
     if name in _JOIN_PRIMITIVES:
         single = all(_size(v) == 1 for v in eqn.invars)
         alone = single or all(each.distinct for each in given)
+        # Each operand must have distinct keys, and no two operands may share one.
         pairs = combinations(numbers, 2)
         return EntryFacts(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
     if name == "random_split" and _size(eqn.invars[0]) == 1:
@@ -107,6 +110,8 @@ def _single_are_equal(eqn: JaxprEqn, given: Sequence[EntryFacts]) -> list[EntryF
 def folded_entries(eqn: JaxprEqn, given: Sequence[EntryFacts]) -> EntryFacts:
     """Returns the facts of keys that numbers were folded into."""
     keys, folded = _single_are_equal(eqn, given)
+    # Distinct numbers in one key give distinct keys, and so does one number in distinct keys. If
+    # both vary, distinct keys are enough, since `fold_in` gives no key twice.
     return EntryFacts(distinct=(folded if keys == EQUAL_FACTS else keys).distinct)
 
 
@@ -170,6 +175,7 @@ def _keeps_entries(eqn: JaxprEqn) -> bool:
         return False
     before, after = (type_of(v).dtype for v in (eqn.invars[0], eqn.outvars[0]))
     whole = is_integer(eqn.invars[0]) and is_integer(eqn.outvars[0])
+    # Indices of an axis fit into 32 bits, so a conversion from 64 bits merges none of them.
     return whole and after.itemsize >= min(4, before.itemsize)
 
 

@@ -77,6 +77,7 @@ LEADING_AXIS = ExampleAxes((AxisDigit(0),))
 
 def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
     """Returns the axes of the slice along the leading axis that a scan turn gets."""
+    # Several turns would get the entries of one example.
     if any(digit.axis == 0 and digit.run > 1 for digit in rows.axes):
         return None
     digits = (
@@ -104,6 +105,7 @@ def split_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAx
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
         if isinstance(digit, AxisDigit) and (over := _sharing_axes(spec, digit)):
+            # The entries of one example could be on two devices.
             if digit.run > 1:
                 return None
             digits.append(dataclasses.replace(turn, mesh_axes=over))

@@ -230,12 +230,14 @@ def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[L
     for place, (leaf, fields) in enumerate(
         zip(jax.tree.leaves(arg), _stage_fields(arg), strict=True)
     ):
-        own = holds | Content.SECRET if fields - {"count", "imprint"} else holds
-        if Content.PRIVATE in own:
-            labels.append(Label(own, LEADING_AXIS if jnp.ndim(leaf) else None))
+        # Only the step count and the imprint in the state of a noise stage are not secret.
+        content = holds | Content.SECRET if fields - {"count", "imprint"} else holds
+        if Content.PRIVATE in content:
+            # A private scalar has no rows, and may depend on all examples.
+            labels.append(Label(content, LEADING_AXIS if jnp.ndim(leaf) else None))
         else:
             labels.append(
-                Label(own, number=numbered(place, jnp.shape(leaf)), entries=DISTINCT_FACTS)
+                Label(content, number=numbered(place, jnp.shape(leaf)), entries=DISTINCT_FACTS)
             )
     return labels
 
@@ -250,6 +252,7 @@ def _stage_fields(tree: PyTree) -> list[set[Any]]:
         [getattr(k, "name", getattr(k, "key", k)) for k in path]
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
+    # The path of a state ends before its field `imprint`. Leaves below it belong to the state.
     stages = {tuple(path[: path.index("imprint")]) for path in paths if "imprint" in path}
     return [{path[n] for n in range(len(path)) if tuple(path[:n]) in stages} for path in paths]
 

@@ -125,6 +125,7 @@ class LabelFollower:
                 return labels[atom]
             # Whole numbers are equal in all integer dtypes, so that indices can be compared.
             whole = is_integer(atom)
+            # Other literals are only equal with equal types.
             kind, value = ("integer", int(atom.val)) if whole else (str(atom.aval), atom.val)
             return Label(number=self.number("literal", kind, str(value)))
 
@@ -229,6 +230,8 @@ class LabelFollower:
 
     def _run_identity(self, eqn: JaxprEqn, read: list[Label]) -> tuple[Hashable, ...]:
         """Returns an identity of a run, equal for equal public inputs and new noise."""
+        # Public values in a loop do not depend on its private operands, so all of these count as
+        # equal.
         numbers = ["data" if label.has_data else label.number for label in read]
         return self._computation(eqn, numbers) or self._path()
 
@@ -254,6 +257,7 @@ class LabelFollower:
             # Indices that may repeat give no rows of one example each.
             if not indices_are_unique(eqn, read[1].entries):
                 numbers[1] = None
+        # Only operands with data have rows.
         given = {i: label.rows for i, label in enumerate(read) if label.has_data}
         found = dataclasses.replace(together, rows=axis_rules.result_axes(eqn, given, numbers))
         if found.rows is None and not found.joined:
@@ -413,6 +417,7 @@ class LabelFollower:
 
     def _line(self, text: Callable[[JaxprEqn], str] = source_line) -> str:
         """Returns the line of the equation, or of the enclosing call if it has none."""
+        # From the innermost equation outward.
         around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
         return next(filter(None, map(text, around)), "") or source_line(around[0], inner=True)
 

@@ -62,7 +62,7 @@ def join_labels(labels: Iterable[Label]) -> Label:
     """Returns the label of a value that may be any of these."""
     labels = tuple(labels)
     holds = functools.reduce(operator.or_, {each.holds for each in labels}, Content.NOTHING)
-    apart = frozenset[Hashable]().union(*(each.varying for each in labels))
+    varying = frozenset[Hashable]().union(*(each.varying for each in labels))
     data = [each for each in labels if each.has_data]
     if not data:
         numbers, entries = {each.number for each in labels}, {each.entries for each in labels}
@@ -70,13 +70,13 @@ def join_labels(labels: Iterable[Label]) -> Label:
             holds,
             number=numbers.pop() if len(numbers) == 1 else None,
             entries=entries.pop() if len(entries) == 1 else UNKNOWN_FACTS,
-            varying=apart,
+            varying=varying,
         )
     found = {each.rows for each in data}
     joined = next((each.joined for each in data if each.joined), "")
     rows = found.pop() if len(found) == 1 else None
     left = next((each.left for each in data if each.left), "")
-    return Label(holds, rows, joined, left, varying=apart)
+    return Label(holds, rows, joined, left, varying=varying)
 
 
 def condition_label(label: Label, by: Label) -> Label:
@@ -93,13 +93,15 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
     """Returns the label after a mark; marks of one clip share `clip`."""
     holds, rows = label.holds, None
     if name == EXAMPLES:
-        apart = (
+        separate = (
             label.rows is not None
             and label.rows.is_leading
+            # Data that is in a clip already, or clipped, must not enter another one.
             and not holds & ~Content.PRIVATE & PRIVATE_DATA
         )
-        holds = _replace(holds, PRIVATE_DATA, Content.EXAMPLES if apart else Content.PRIVATE)
-        rows = ExampleAxes((), (clip, label.rows)) if apart else None
+        holds = _replace(holds, PRIVATE_DATA, Content.EXAMPLES if separate else Content.PRIVATE)
+        # Within the clip, rows are not followed: `digits` is empty, and `drawn` names the clip.
+        rows = ExampleAxes((), (clip, label.rows)) if separate else None
     elif name == CLIPPED:
         # All examples must have come in by this clip's entry, not around it or by another clip.
         own = label.rows is not None and label.rows.drawn[:1] == (clip,)
@@ -110,6 +112,7 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
     elif name == VOUCHED:
         holds, rows = (_replace(holds, PRIVATE_DATA, Content.EXAMPLES), ExampleAxes((), (clip,)))
     elif name == RELEASE:
+        # Unclipped data stays private: noise only hides data that a clip has bounded.
         holds = _replace(holds, Content.CLIPPED, Content.RELEASED) & ~Content.SECRET
     else:
         return label

@@ -45,6 +45,7 @@ class LoopLabels:
         """Returns the label, inside a turn or an `other` turn, of a value from outside."""
         if label.has_data:
             return self._set_rows(label, label.rows and moving(label.rows, self._turn))
+        # Any turn that is followed gets the first number, and a second turn the other one.
         parts = [self._numbered(name, place, label.number) for name in ("part", "other part")]
         # Two slices of distinct entries share none.
         if label.entries.distinct:
@@ -56,6 +57,7 @@ class LoopLabels:
         if label.has_data:
             moved = label.rows and moving(label.rows, self._turn)
             return self._set_rows(label, moved if self._is_lasting(moved) else None)
+        # The stack has other values than any turn.
         number = self._numbered("whole", place)
         return dataclasses.replace(label, number=number, entries=UNKNOWN_FACTS)
 
@@ -69,6 +71,7 @@ class LoopLabels:
             both = join_labels((old, new))
             if both.has_data:
                 both = self._set_rows(both, both.rows if self._is_lasting(both.rows) else None)
+            # A value that a turn changes gets a number that holds in any turn.
             elif old.number != new.number:
                 both = dataclasses.replace(both, number=self._numbered("carried", place))
             found.append(both)
@@ -113,8 +116,10 @@ class LoopLabels:
 
     def _is_lasting(self, rows: ExampleAxes | None) -> bool:
         """Returns whether example axes mean the same in all turns."""
+        # A selection inside a turn may select other examples in each turn.
         if rows is None or rows.drawn not in self._drawn:
             return False
+        # Rows of one turn are other examples in the next turn.
         return not any(isinstance(d, LoopTurn) and d.loop == self._turn.loop for d in rows.digits)
 
     def _set_rows(self, label: Label, rows: ExampleAxes | None) -> Label:

@@ -38,10 +38,13 @@ def find_view(value: DerivedValue) -> View | None:
     The result is `None` if the value does more than move or scale entries of one parameter. The
     axes of the scans in `value.scans` come first.
     """
+    # Walk back from the value to its parameter, then apply the steps on the way from there.
     moves: list[Result] = []
     while value.leaves and not isinstance(value.origin, Parameter):
         match value.origin:
             case ScanSlices(whole):
+                # The slices of all steps together are the whole stack, with the steps as leading
+                # axis.
                 value = whole
             case Result() as move:
                 moved = [v for v in move.operands if v.leaves]
@@ -65,24 +68,25 @@ def _view_of_move(move: Result, view: View) -> View | None:
     name = eqn.primitive.name
     (moved,) = (v for v in operands if v.leaves)
     # Only `mul` may have the moved value as its second operand.
+    # Both w · c and c · w scale w, but c / w does not.
     if moved is not operands[0] and name != "mul":
         return None
     if not all(is_real(type_of(v).dtype) for v in eqn.outvars):
         return None
     # The operation moves entries within each step of the enclosing scans.
     steps = view.axes[: len(moved.scans)]
-    own = dataclasses.replace(view, axes=view.axes[len(steps) :])
-    found: View | None = None
+    in_step = dataclasses.replace(view, axes=view.axes[len(steps) :])
+    after: View | None = None
     if name == "split":
-        found = own.split(eqn.params["axis"], eqn.params["sizes"])[move.index]
+        after = in_step.split(eqn.params["axis"], eqn.params["sizes"])[move.index]
     elif name == "gather":
         known = _known_integers(operands[1])
-        found = None if known is None else own.gather(eqn.params, known)
+        after = None if known is None else in_step.gather(eqn.params, known)
     elif len(eqn.outvars) == 1:
         others = [v.origin for v in operands if v is not moved]
         constants = [origin.value if isinstance(origin, Constant) else None for origin in others]
-        found = view_of_result(own, name, eqn.params, constants)
-    return None if found is None else dataclasses.replace(found, axes=steps + found.axes)
+        after = view_of_result(in_step, name, eqn.params, constants)
+    return None if after is None else dataclasses.replace(after, axes=steps + after.axes)
 
 
 def find_tiles(value: DerivedValue) -> tuple[int, tuple[View, ...]] | None:
@@ -97,6 +101,7 @@ def find_tiles(value: DerivedValue) -> tuple[int, tuple[View, ...]] | None:
         return None
     operands = origin.operands
     views = [view for v in operands if (view := find_view(v)) is not None]
+    # With other scans, the axes of an operand would be counted differently.
     alike = len({v.scans for v in operands}) == 1
     if len(views) < len(operands) or not alike:
         return None
@@ -129,6 +134,7 @@ def _nonlinear(eqn: JaxprEqn) -> str:
     if name in CUSTOM_DERIVATIVE_CALLS:
         return name
     bits = eqn.params if name == "reduce_precision" else {}
+    # float16 has 5 exponent bits and bfloat16 7 mantissa bits. Rounding to them counts as linear.
     few = bits and (bits["exponent_bits"] < 5 or bits["mantissa_bits"] < 7)
     if few or any(is_narrow(type_of(v).dtype) for v in eqn.outvars):
         return f"{name} to few bits"
@@ -150,5 +156,6 @@ def _known_integers(value: DerivedValue) -> np.ndarray | None:
     operands = [_known_integers(v) for v in origin.operands]
     if eqn.primitive.name not in INDEX_ARITHMETIC or any(v is None for v in operands):
         return None
+    # A trace around this would record the operation instead of its result.
     with jax.ensure_compile_time_eval():
         return np.asarray(eqn.primitive.bind(*operands, **eqn.params))

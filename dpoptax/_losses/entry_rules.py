@@ -45,6 +45,8 @@ class Lookup(Rule):
     def build_gather(cls, eqn: JaxprEqn) -> "Lookup | None":
         d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
         shape = type_of(eqn.invars[0]).shape
+        # The last axis of the indices holds the components of one start. The others are tables and
+        # lookups.
         *lookups, _ = indices = type_of(eqn.invars[1]).shape
         tables = tuple(map(int, d.operand_batching_dims))
         axis = _indexed_axis(shape, sizes, tables, d.start_index_map)
@@ -67,8 +69,10 @@ class Lookup(Rule):
             last=tuple(shape[i] - sizes[i] for i in d.start_index_map),
             output_axes=(
                 *(index_positions[i] for i in (*table_axes, *lookup_axes)),
+                # The indexed axis has size 1 in the output, or is collapsed and has no place.
                 *(place[i] for i in (axis, *layout.columns) if i in place),
             ),
+            # With `CLIP`, an index outside reads the nearest row. Otherwise it has no gradient.
             drop=eqn.params["mode"] is not lax.GatherScatterMode.CLIP,
         )
 
@@ -83,6 +87,7 @@ class Lookup(Rule):
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         tables, _, width = self.layout.sizes
+        # Columns are (K, L, D), and starts (K, L, components).
         columns = cotangent.transpose(self.output_axes).reshape(tables, self.positions, width)
         starts = operand.transpose(self.index_axes).reshape(tables, self.positions, len(self.last))
         # Clamping in the dtype of the indices avoids wrapping around in a narrower dtype.
@@ -99,6 +104,7 @@ def _indexed_axis(
     shape: tuple[int, ...], sizes: Sequence[int], tables: tuple[int, ...], indexed: Sequence[int]
 ) -> int | None:
     """Returns the axis along which whole rows are read; `None` for other slices."""
+    # The axes that are read in part; a lookup has one, of which it reads one entry.
     cut = [i for i, n in enumerate(shape) if i not in tables and sizes[i] != n]
     axes = cut or [int(i) for i in indexed if sizes[i] == 1][:1]  # or a table of one row
     if len(axes) != 1 or axes[0] not in indexed or sizes[axes[0]] != 1:
@@ -134,6 +140,7 @@ class EntryUse(Rule):
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns factors with one row per group, which is 1."""
+        # The operation is linear, so its derivative is the same at zero.
         operands = [jnp.zeros(type_of(v).shape, cotangent.dtype) for v in self.eqn.invars]
 
         def result(part: jax.Array) -> jax.Array:

@@ -54,7 +54,7 @@ def check_separate(program: ClosedJaxpr, shared: int) -> None:
         examples, and the loss is differentiated once with respect to them.
     """
     private = [i >= shared for i in range(len(program.jaxpr.invars))]
-    _check_program(program, private, [not own for own in private])
+    _check_program(program, private, [not is_private for is_private in private])
 
 
 def _check_program(program: ClosedJaxpr, private: _Flags, active: _Flags) -> None:
@@ -77,30 +77,36 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags) -> None:
 
     It is differentiated with respect to its `active` operands.
     """
-    owned: set[Var] = {v for v, own in zip(program.invars, private, strict=True) if own}
-    flowing: set[Var] = {v for v, flows in zip(program.invars, active, strict=True) if flows}
+    private_vars: set[Var] = {
+        v for v, private_in in zip(program.invars, private, strict=True) if private_in
+    }
+    active_vars: set[Var] = {
+        v for v, active_in in zip(program.invars, active, strict=True) if active_in
+    }
     for eqn in program.eqns:
         name = eqn.primitive.name
-        own = [not isinstance(v, Literal) and v in owned for v in eqn.invars]
-        flows = [not isinstance(v, Literal) and v in flowing for v in eqn.invars]
-        if any(own):
+        private_in = [not isinstance(v, Literal) and v in private_vars for v in eqn.invars]
+        active_in = [not isinstance(v, Literal) and v in active_vars for v in eqn.invars]
+        if any(private_in):
+            # An operation on parameters only is not mapped over examples, so its vmap rule is not
+            # used.
             _check_operation(eqn, program)
-        if name == HIJAX_CALL and any(own + flows):
+        if name == HIJAX_CALL and any(private_in + active_in):
             _check_hijax(eqn)
-        if name in CUSTOM_DERIVATIVE_CALLS and any(flows):
-            _check_derivative(eqn, own, flows)
+        if name in CUSTOM_DERIVATIVE_CALLS and any(active_in):
+            _check_derivative(eqn, private_in, active_in)
         for inner in subprograms(eqn.params):
             # The custom rule replaces the derivative of the inner program.
-            through = [name not in CUSTOM_DERIVATIVE_CALLS and f for f in flows]
+            through = [name not in CUSTOM_DERIVATIVE_CALLS and f for f in active_in]
             # In other inner programs, any operand may reach any input.
-            called = name in PROGRAM_CALLS and len(inner.invars) == len(own)
-            flags = [(any(own), any(through))] * len(inner.invars)
-            given = list(zip(own, through, strict=True)) if called else flags
+            called = name in PROGRAM_CALLS and len(inner.invars) == len(private_in)
+            flags = [(any(private_in), any(through))] * len(inner.invars)
+            given = list(zip(private_in, through, strict=True)) if called else flags
             _check_jaxpr(inner, [o for o, _ in given], [f for _, f in given])
-        if any(own):
-            owned.update(eqn.outvars)
-        if any(flows) and name not in ZERO_DERIVATIVE_PRIMITIVES:
-            flowing.update(v for v in eqn.outvars if carries_gradient(type_of(v)))
+        if any(private_in):
+            private_vars.update(eqn.outvars)
+        if any(active_in) and name not in ZERO_DERIVATIVE_PRIMITIVES:
+            active_vars.update(v for v in eqn.outvars if carries_gradient(type_of(v)))
 
 
 def _check_derivative(eqn: JaxprEqn, private: _Flags, active: _Flags) -> None:
@@ -118,10 +124,12 @@ def _check_derivative(eqn: JaxprEqn, private: _Flags, active: _Flags) -> None:
 
         return list(jax.vjp(at, *(operands[i] for i in moved))[1](cotangents))
 
+    # Tracing the derivative shows the operations of the user's rule, which the loss only names.
     cotangents = jax.eval_shape(outputs, *operands)
     program = jax.make_jaxpr(pulled)(operands, cotangents)
-    own = [*private, *(True for _ in cotangents)]
-    _check_program(program, own, [False] * len(own))  # the derivative is not differentiated again
+    flags = [*private, *(True for _ in cotangents)]
+    # The derivative is not differentiated again.
+    _check_program(program, flags, [False] * len(flags))
 
 
 def named_axes(effects: Iterable[Any]) -> list[str]:
@@ -208,6 +216,8 @@ def _check_condition(joint: Var, program: Jaxpr) -> None:
     An error would be an output without noise. With "nan", one example makes all others NaN. With
     "off", the condition is not read.
     """
+    # `error_if` passes the joint condition to a `custom_jvp_call`. The program inside reads it only
+    # if an error is possible.
     checks = [eqn for eqn in program.eqns if eqn.primitive.name == "custom_jvp_call"]
     pairs = [
         (v, w, eqn.params["call_jaxpr"].jaxpr)

@@ -82,6 +82,9 @@ class UseFinder:
         while known < len(self.values) and step.eqn.params["length"]:
             known = len(self.values)
             self.follow(body, self._results_with_gradient(step, body))
+        # A derived value in the carry meets data without a separate operation: the body reads the
+        # carry of any step as private. The same holds for results that a body derives from
+        # parameters.
         initial = list(itertools.compress(step.operands[step.carry], self._flowing(step, body)))
         self.add(initial)
         entries = zip(step.operands, body.inputs, strict=True)
@@ -110,12 +113,15 @@ class UseFinder:
         flowing = [(i, v) for i, v in derived if v.leaves]
         if not flowing:
             return
+        # Operations in which several derived values meet data, such as `jnp.where(x > 0, w, v)`,
+        # have no rule.
         found = find_rule(step, *flowing[0], self.parameters) if len(flowing) == 1 else None
         if found is None:
             steps = math.prod(length for _, length in step.loops)
-            reach = steps * max(v.aval.size for v in step.outputs)
-            self.meet_opaque(step.operands, step.eqn.primitive.name, reach)
+            entries = steps * max(v.aval.size for v in step.outputs)
+            self.meet_opaque(step.operands, step.eqn.primitive.name, entries)
             return
+        # Also sets the position of the operand that is recorded, `step.data`.
         (_, value), (rule, step.data) = flowing[0], found
         if not isinstance(value.origin, Parameter) and (
             nonlinear := _losses.derived_views.find_nonlinear(value)
@@ -131,12 +137,13 @@ class UseFinder:
         step.use = Use(len(self.uses), whole, rule, value, output, shape, loops, varies)
         self.uses.append(step.use)
 
-    def meet_opaque(self, values: Iterable[Value], reason: str, reach: int = 0) -> None:
-        """Records that an operation with `reach` output entries makes parameters opaque."""
+    def meet_opaque(self, values: Iterable[Value], reason: str, entries: int = 0) -> None:
+        """Records that an operation with `entries` output entries makes parameters opaque."""
         for value in values:
             for leaf in value.leaves if isinstance(value, DerivedValue) else ():
                 found = self.opaque.setdefault(leaf, {})
-                found[reason] = min(reach, found.get(reason, reach))
+                # `Program.elementwise` compares the parameter with the smallest output.
+                found[reason] = min(entries, found.get(reason, entries))
 
 
 def find_rule(
@@ -159,13 +166,15 @@ def find_rule(
     elif name == "gather" and place == 0:
         rule = _losses.entry_rules.Lookup.build_gather(eqn)
     elif name == "dynamic_slice" and place == 0 and len(private) == 1:
-        rule = _losses.entry_rules.Lookup.build_slice(eqn, private[0] - 1)
+        rule = _losses.entry_rules.Lookup.build_slice(eqn, private[0] - 1)  # after the array
     # The last rule only applies to parts of a parameter. The gradient of a part is smaller than
     # that of the whole parameter, which an opaque parameter would need for each example.
     elif (
         name in ("add", "sub", "concatenate") and len(private) == 1 and _is_part(value, parameters)
     ):
         rule = _losses.entry_rules.EntryUse.build(eqn, place)
+    # With each rule, one operand depends on the example: the other factor, the indices, or the
+    # data.
     return None if rule is None else (rule, private[0])
 
 

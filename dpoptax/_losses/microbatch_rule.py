@@ -40,6 +40,7 @@ def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
     two = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(program), axes))(*types)
     # A batch of two adds the results of one example. Results that examples share stay as they are.
     each = _bytes_of_results(two) - _bytes_of_results(program)
+    # The other results of one example are those that do not grow with the batch.
     arrays = [*program.jaxpr.invars[: loss.parameters], *program.jaxpr.constvars]
     shared = sum(map(_bytes, arrays)) + _bytes_of_results(program) - each
     least = max(_LEAST_BYTES, _TIMES_SHARED * shared)
@@ -53,6 +54,7 @@ def _bytes_of_results(program: Jaxpr | ClosedJaxpr) -> int:
     for eqn in open_jaxpr(program).eqns:
         inner = sum(map(_bytes_of_results, subprograms(eqn.params)))
         steps = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        # The results of a call are results of its program's equations, which are counted there.
         total += steps * inner or sum(map(_bytes, eqn.outvars))
     return total
 

@@ -149,6 +149,7 @@ class Step:
     loops: Loops
     outputs: tuple[Value, ...] = ()
     use: Use | None = None
+    # Set together with `use`; without a use it has no meaning.
     data: int = 0
     body: Block | None = None
     scan_id: int | None = None
@@ -191,6 +192,8 @@ class Program:
         """
         return frozenset(
             leaf
+            # A bias (D,) that is only added to data (L, D) qualifies. One that also meets data in
+            # `jnp.where` does not.
             for leaf, found in self.opaque.items()
             if found.keys() <= ELEMENTWISE_PRIMITIVES
             and self.parameters[leaf].size <= min(found.values())

@@ -64,6 +64,7 @@ def read_program(loss: TracedLoss) -> Program:
     finder.meet_opaque(value, "the loss itself")
     if reader.references:  # the values do not show that one step writes and another reads
         finder.meet_opaque(args, "a jax.Ref")
+    # The finder went backward. Messages name operations in the order of the program.
     opaque = {leaf: dict(reversed(found.items())) for leaf, found in sorted(finder.opaque.items())}
     used = set(opaque).union(*(use.value.leaves for use in finder.uses))
     unused = frozenset(leaf for leaf, aval in enumerate(parameters) if aval.size) - used
@@ -132,6 +133,8 @@ class Reader:
             step.outputs = self.read_body(step)
         else:
             varies = any(v.varies for v in operands)
+            # Programs of `cond` and `while` are not read: parameters that they combine with data
+            # are opaque.
             step.outputs = tuple(PrivateValue(type_of(v), varies) for v in eqn.outvars)
         if eqn.effects:
             self.references |= _losses.example_separation.touches_reference(eqn.effects)
@@ -146,7 +149,10 @@ class Reader:
             loops = (*step.loops, (scan, step.eqn.params["length"]))
             inputs = [_scan_input(step, scan, i, type_of(v)) for i, v in enumerate(inner.invars)]
             step.body = self.read(inner, consts, inputs, loops)
+            # Results of a scan are private, even if a step derives them from parameters only.
+            # `UseFinder` makes these parameters opaque.
             return tuple(private)
+        # A checkpoint may return derived values, which need no example to be computed.
         step.body = self.read(inner, consts, step.operands, step.loops)
         return tuple(
             inside if isinstance(inside, DerivedValue) else out
@@ -162,6 +168,7 @@ def _scan_input(step: Step, scan_id: int, i: int, aval: ShapedArray) -> Value:
         return PrivateValue(aval)
     if isinstance(outer, PrivateValue):
         return PrivateValue(aval, outer.varies)
+    # A constant of the scan is the same in all steps, and the rest are slices of a stack.
     if i < carry.start:
         return outer
     return dataclasses.replace(
@@ -174,6 +181,8 @@ def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
     operands = [v for v in step.operands if isinstance(v, DerivedValue)]
     leaves = frozenset[int]().union(*(v.leaves for v in operands if has_derivative(step)))
     varies = any(v.varies for v in operands)
+    # Numbers grow from outer to inner scans, because `Reader` counts a scan before it reads the
+    # body.
     scans = tuple(sorted({scan for v in operands for scan in v.scans}))
     types = [type_of(v) for v in step.eqn.outvars]
     flows = [leaves if carries_gradient(aval) else frozenset() for aval in types]

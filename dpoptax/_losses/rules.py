@@ -67,6 +67,8 @@ class FactorLayout:
 
     def fold(self, gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Reshapes a gradient (K, R, D) to the shape of z."""
+        # A gradient has the axes of `split`, but in the order of the sides. They move back to their
+        # places.
         order = (*self.groups, *self.rows, *self.columns)
         cut = gradient.reshape([self.split[i] for i in order])
         return cut.transpose([order.index(i) for i in range(len(order))]).reshape(shape)
@@ -117,6 +119,9 @@ class Dot(Rule):
     def build(cls, eqn: JaxprEqn, parameter: int) -> "Dot":
         contracting, batch = eqn.params["dimension_numbers"]
         shapes = [type_of(v).shape for v in eqn.invars]
+        # z[k, r, d] · x[k, l, r]: batch axes are groups k, contracted axes rows r, free axes of z
+        # columns d, and those of x positions l. JAX lists contracted axes in pairs, so r has one
+        # order.
         z, x = shapes[parameter], shapes[1 - parameter]
         z_contract, x_contract = contracting[parameter], contracting[1 - parameter]
         z_batch, x_batch = batch[parameter], batch[1 - parameter]
@@ -157,6 +162,7 @@ class Convolution(Rule):
     @classmethod
     def build(cls, eqn: JaxprEqn, parameter: int) -> "Convolution | None":
         p = eqn.params
+        # A parameter that is convolved like an image, and groups of a batch, have no rule.
         if parameter != 1 or p["batch_group_count"] != 1:
             return None
         numbers, groups = p["dimension_numbers"], p["feature_group_count"]
@@ -166,11 +172,13 @@ class Convolution(Rule):
         out_axis, in_axis, *spatial = numbers.rhs_spec
         layout = FactorLayout(shape, (), (*spatial, in_axis), (out_axis,))
         if groups > 1:
+            # Output channels (C,) become (groups, C / groups), so later axes move by one.
             split = (*shape[:out_axis], groups, shape[out_axis] // groups, *shape[out_axis + 1 :])
             moved = tuple(i + (i > out_axis) for i in layout.rows)
             layout = FactorLayout(split, (out_axis,), moved, (out_axis + 1,))
         return cls(
             layout,
+            # One position for each image and pixel of the output.
             math.prod(out) // shape[out_axis],
             numbers,
             tuple(shape[i] for i in spatial),
@@ -182,6 +190,7 @@ class Convolution(Rule):
         columns, out = self._columns(cotangent)
 
         def together(operand: jax.Array) -> jax.Array:
+            # (L, K, R): R runs over kernel offsets, then over input channels, like `layout.rows`.
             return jnp.concatenate(self._shifts(operand, out), axis=2)
 
         by_axis = functools.partial(self._patches, out=out)
@@ -230,6 +239,8 @@ class Convolution(Rule):
         """
         x, (strides, _, dilation) = self._padded(operand), self.window
         x = x.reshape(*x.shape[:-1], self.layout.sizes[0], -1)
+        # From (N, *input, K, features) to (N, *out, K, *kernel, features). The last axis comes
+        # first, because each new axis of offsets is placed in front of the previous ones.
         for axis in reversed(range(len(out))):
             length = (out[axis] - 1) * strides[axis] + 1
             starts = [offset * dilation[axis] for offset in range(self.kernel[axis])]
@@ -259,6 +270,7 @@ class Repeated(Rule):
 
     @classmethod
     def build(cls, rule: Rule, loops: tuple[tuple[int, bool], ...]) -> "Repeated":
+        # The innermost scan comes first, so that the steps of the outermost one lead.
         layout = rule.layout
         for length, stacked in reversed(loops):
             layout = layout.stacked(length) if stacked else layout
@@ -282,6 +294,7 @@ class Repeated(Rule):
         return factors
 
     def _fold_steps(self, factor: jax.Array) -> jax.Array:
+        # (*steps, K, L, …) becomes (stacked steps · K, shared steps · L, …).
         lead = len(self.loops)
         stacked = [i for i, (_, s) in enumerate(self.loops) if s]
         shared = [i for i, (_, s) in enumerate(self.loops) if not s]

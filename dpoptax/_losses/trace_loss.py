@@ -104,6 +104,7 @@ def trace_loss(
     program, shapes = jax.make_jaxpr(function, return_shape=True)(params, example, key)
     parameters = len(jax.tree.leaves(params))
     check_result(shapes, has_aux)
+    # Most losses need no further check, which would also trace derivatives.
     is_mapped = not program.effects and all(map(_is_mapped, equations(program)))
     if not is_mapped:
         _losses.example_separation.check_separate(program, parameters)

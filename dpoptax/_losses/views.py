@@ -19,6 +19,8 @@ from jax import lax
 from dpoptax._support.marks import ANY_ORDER
 
 # One axis in row-major order, as runs of (size, stride) in the flattened parameter.
+# A (4, 6) array has the axes ((4, 6),) and ((6, 1),). Transposed and flattened to (24,), its only
+# axis is ((6, 1), (4, 6)).
 AxisRuns = tuple[tuple[int, int], ...]
 
 _IDENTITY_PRIMITIVES = frozenset(
@@ -37,6 +39,8 @@ def merge_runs(runs: AxisRuns) -> AxisRuns:
     for size, stride in runs:
         if size == 1:
             continue
+        # An entry of the outer run is as far from the next as a whole inner run: (4, 6), (6, 1) are
+        # (24, 1).
         if merged and merged[-1][1] == size * stride:
             merged[-1] = (merged[-1][0] * size, stride)
         else:
@@ -94,6 +98,7 @@ class View:
     def reshape(self, shape: tuple[int, ...]) -> "View | None":
         if tuple(shape) == self.shape:
             return self
+        # All runs in row-major order. Each new axis takes its entries from the front.
         rest = list(self.runs(tuple(range(len(self.axes)))))
         axes: list[AxisRuns] = []
         for size in shape:
@@ -112,6 +117,8 @@ class View:
         ):
             if (start, limit, step) == (0, size, 1):
                 axes.append(axis)
+            # Entries 2 to 5 of the axis ((6, 1), (4, 6)) are not evenly spaced in the parameter, so
+            # an axis of several runs is not cut.
             elif len(axis) == 1:
                 stride = axis[0][1]
                 offset += start * stride
@@ -127,14 +134,19 @@ class View:
         if len(axes) != 1 or axes != tuple(d.collapsed_slice_dims) or d.operand_batching_dims:
             return None
         (axis,) = axes
+        # `w[jnp.array([0, 2, 4])]` is a gather, but reads the same entries as `w[0:5:2]`. A single
+        # row has no distance to a next one, and any will do.
         steps = {b - a for a, b in itertools.pairwise(rows)} or {1}
         whole = all(n == shape[i] for i, n in enumerate(params["slice_sizes"]) if i != axis)
+        # Indices outside would be clamped or dropped, so entries might repeat or be missing.
         inside = rows and rows[0] >= 0 and rows[-1] < shape[axis]
         if indices.ndim != 2 or not whole or not inside or len(steps) > 1 or min(steps) < 1:
             return None
         starts, limits, strides = [0] * len(shape), list(shape), [1] * len(shape)
         starts[axis], limits[axis], strides[axis] = rows[0], rows[-1] + 1, min(steps)
         found = self.slice(starts, limits, strides)
+        # The other axes keep their order and become `offset_dims`. The indexed axis gets the place
+        # that is left.
         order = [i for i in range(len(shape)) if i != axis]
         place = next(i for i in range(len(shape)) if i not in d.offset_dims)
         order.insert(place, axis)
@@ -160,6 +172,7 @@ class View:
         # not joined, since a reshape of a sharded axis would gather it.
         apart = sum(self.axes, ())
         if math.prod(self.shape) == math.prod(shape):
+            # Runs sorted by their strides are in the row-major order of the parameter.
             order = sorted(range(len(apart)), key=lambda i: -apart[i][1])
             return values.reshape([n for n, _ in apart]).transpose(order).reshape(shape)
         runs = merge_runs(apart)
@@ -171,6 +184,7 @@ class View:
             after = shape[0] - start - values.shape[0]
             zero = jnp.zeros((), values.dtype)
             return lax.pad(values, zero, [(start, after, 0), *[(0, 0, 0)] * len(shape[1:])])
+        # Flat positions in the parameter, one for each entry of the view in row-major order.
         positions = jnp.full(1, self.offset)
         for size, stride in runs:
             positions = (positions[:, None] + stride * jnp.arange(size)[None]).ravel()
@@ -182,6 +196,8 @@ class View:
         """Returns the view's part, not a copy, of an array flattened like the parameter."""
         runs = self.runs(tuple(range(len(self.axes))))
         strides = [stride * entries.itemsize for _, stride in runs]
+        # NumPy counts strides in bytes. Nothing is read outside, since the view lies in the
+        # parameter.
         first = entries[self.offset :]
         return np.lib.stride_tricks.as_strided(first, [size for size, _ in runs], strides)
 
@@ -196,6 +212,7 @@ def view_of_result(
     if name in _IDENTITY_PRIMITIVES:
         return view
     if name == "reshape":
+        # With `dimensions`, the axes would be permuted first.
         return view.reshape(params["new_sizes"]) if params.get("dimensions") is None else None
     if name == "transpose":
         return view.transpose(params["permutation"])
@@ -203,6 +220,7 @@ def view_of_result(
         kept = [i for i in range(len(view.axes)) if i not in params["dimensions"]]
         return view.transpose(tuple(kept))
     if name == "broadcast_in_dim":
+        # Only axes of size 1 may be new: otherwise entries would occur more than once.
         kept_shape = [params["shape"][i] for i in params["broadcast_dimensions"]]
         if math.prod(params["shape"]) != math.prod(view.shape) or tuple(kept_shape) != view.shape:
             return None
@@ -213,6 +231,7 @@ def view_of_result(
         return dataclasses.replace(view, scale=-view.scale)
     if name in ("mul", "div") and len(constants) == 1 and np.ndim(constants[0]) == 0:
         factor = constants[0]
+        # A tracer has no known value. Zero, infinity and NaN are not scales of a view.
         if isinstance(factor, (int, float, np.generic, np.ndarray)) and factor:
             factor = float(factor)
             scale = view.scale * factor if name == "mul" else view.scale / factor

@@ -33,6 +33,7 @@ def find_zero_gradients(loss: Callable[..., jax.Array], *args: PyTree) -> frozen
     gradient, found = jax.jit(jax.grad(loss)), set(range(len(jax.tree.leaves(params))))
     for seed in range(_DRAWS):
         grads = jax.tree.leaves(gradient(_moved(params, seed), *rest))
+        # A gradient may be zero at one point by chance, such as behind an inactive ReLU.
         found &= {i for i, g in enumerate(grads) if g.size and not jnp.any(g)}
     return frozenset(found)
 

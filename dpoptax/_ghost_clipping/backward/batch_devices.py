@@ -59,9 +59,11 @@ class Slices(NamedTuple):
         """Returns the factors of the slice that starts at `start` in each shard."""
 
         def cut(x: jax.Array) -> jax.Array:
+            # The last axis is the sharded one, (…, shards · size). A slice takes the same entries
+            # of every shard, so that each device keeps a part of each slice.
             by_shard = x.reshape(*x.shape[:-1], self.shards, self.size)
-            own = lax.dynamic_slice_in_dim(by_shard, start, self.width, axis=-1)
-            return own.reshape(*x.shape[:-1], self.shards * self.width)
+            part = lax.dynamic_slice_in_dim(by_shard, start, self.width, axis=-1)
+            return part.reshape(*x.shape[:-1], self.shards * self.width)
 
         on_rows = self.whole.rows == (self.axis,)
         segments = [
@@ -124,23 +126,26 @@ class BatchDevices:
             if slices is None:
                 return add(total, spec)
 
-            def turn(own: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+            def turn(device_part: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
                 part = add(total(start), spec)
-                return lax.dynamic_update_slice_in_dim(own, part, start, slices.axis), None
+                # Where the last two slices overlap, the entries are written twice, not added.
+                return lax.dynamic_update_slice_in_dim(device_part, part, start, slices.axis), None
 
+            # A slice has shards · width entries along the axis before the sum over devices, and
+            # width after it. The part that a device keeps has `size`.
             kind = jax.eval_shape(total, 0)
             shape = (*kind.shape[: slices.axis], slices.size, *kind.shape[slices.axis + 1 :])
-            own, _ = lax.scan(turn, jnp.zeros(shape, kind.dtype), jnp.array(slices.starts))
-            return own
+            device_part, _ = lax.scan(turn, jnp.zeros(shape, kind.dtype), jnp.array(slices.starts))
+            return device_part
 
         return self._on_each(run, spec)
 
     def shards(self, spec: P, axis: int) -> int:
         """Returns the number of devices that an axis is sharded over."""
-        own = P() if self.layout is None else self.layout.batch_part(spec)
-        if self.layout is None or axis >= len(own):
+        batch_spec = P() if self.layout is None else self.layout.batch_part(spec)
+        if self.layout is None or axis >= len(batch_spec):
             return 1
-        return math.prod(self.layout.mesh.shape[name] for name in names_of(own[axis]))
+        return math.prod(self.layout.mesh.shape[name] for name in names_of(batch_spec[axis]))
 
     def _on_each(self, local: DeviceFunction, spec: P) -> DeviceFunction:
         if (layout := self.layout) is None:

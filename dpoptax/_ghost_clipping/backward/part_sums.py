@@ -73,6 +73,8 @@ class PartSums:
             assert planned is not None  # see `check_uses`
             view, steps = planned.view, tuple(n for n, _ in use.loops)
             whole = spec_of_sum(view, leaves[view.leaf].shape, self._specs[view.leaf])
+            # Each step of the scans computes a sum, so the leading axes, those of the steps, are
+            # left out.
             spec = P(*whole[len(steps) :])
             self._uses.append(UseSum(use, view, factor_dtype, devices, spec))
             self.parts.append(GradientPart(view.leaf, steps))
@@ -83,24 +85,25 @@ class PartSums:
         """Returns the lengths of all parts, the rounding of the uses' sums, and outputs."""
         roundings: dict[int, Rounding] = {}  # filled while the backward pass is traced
 
-        def length_of(own: UseSum) -> Callable[..., jax.Array]:
+        def length_of(use_sum: UseSum) -> Callable[..., jax.Array]:
             def length(operand: jax.Array, cotangent: jax.Array) -> jax.Array:
-                measured = own.gradients(operand, cotangent)
-                rounding, steps = own.rounding(measured), math.prod(n for n, _ in own.use.loops)
+                measured = use_sum.gradients(operand, cotangent)
+                rounding = use_sum.rounding(measured)
+                steps = math.prod(n for n, _ in use_sum.use.loops)
                 # Each step of the scans has its own sum, and all are parts of one gradient.
                 rounding = dataclasses.replace(rounding, own=steps * rounding.own)
-                roundings[own.use.index] = rounding
+                roundings[use_sum.use.index] = rounding
                 return part_length(measured.piece())
 
             on_each = self._devices.each(length)
             return lambda operand, cotangent, _: on_each(operand, cotangent)
 
-        functions = {own.use.index: length_of(own) for own in self._uses}
+        functions = {use_sum.use.index: length_of(use_sum) for use_sum in self._uses}
         lengths, gradients, outputs = run_uses(
             self._program, self._leaves, inputs, functions, mapped=True, axes=self._devices.axes
         )
         formed = self._devices.each(lambda gradient: part_length(measure_formed(gradient)[1]))
-        found = [lengths[own.use.index] for own in self._uses]
+        found = [lengths[use_sum.use.index] for use_sum in self._uses]
         found += [formed(gradients[leaf]) for leaf in self._program.opaque]
         return found, list(roundings.values()), outputs
 
@@ -112,9 +115,10 @@ class PartSums:
         `weighings` and `given`, their arrays, are those of each part.
         """
         first, functions, by_index = len(self._uses), {}, {}
-        for own, weighing, arrays in zip(self._uses, weighings, given, strict=False):
-            functions[own.use.index] = functools.partial(own.batch_sum, weighing)
-            by_index[own.use.index] = arrays
+        # Not strict: the rest of the weighings belongs to opaque parameters.
+        for use_sum, weighing, arrays in zip(self._uses, weighings, given, strict=False):
+            functions[use_sum.use.index] = functools.partial(use_sum.batch_sum, weighing)
+            by_index[use_sum.use.index] = arrays
         sums, gradients, outputs = run_uses(
             self._program, leaves, inputs, functions, own=by_index, axes=self._devices.axes
         )
@@ -134,10 +138,11 @@ class PartSums:
     def _join(self, sums: ByIndex, opaque: ByIndex) -> Arrays:
         """Returns the sums of parameters from those of uses and opaque parameters."""
         found = collections.defaultdict(list)
-        for own in self._uses:
-            view = dataclasses.replace(own.view, scale=1.0)  # the factors include the scale
+        for use_sum in self._uses:
+            view = dataclasses.replace(use_sum.view, scale=1.0)  # the factors include the scale
             shape = self._leaves[view.leaf].shape
-            found[view.leaf].append(view.scatter(sums[own.use.index], shape))
+            # The sum is zero outside of the entries that the use reads.
+            found[view.leaf].append(view.scatter(sums[use_sum.use.index], shape))
         for leaf, total in opaque.items():
             found[leaf].append(total)
         return [

@@ -67,24 +67,25 @@ def recomputed_sum(
     mask, whole = examples.mask, examples.whole
     check_uses(program, points, "recompute")
     scaled, groups = clip.scaling(points.reference), clip.groups(params)
-    parts = PartSums(program, leaves, devices, factor_dtype)
-    lengths, roundings, outputs = parts.measure(inputs)
-    tau = tau_of_parts(whole, roundings, max(parts.added.values(), default=1))
-    limits, norms, used = _clip_whole(scaled, parts, lengths, groups, mask, tau)
+    sums = PartSums(program, leaves, devices, factor_dtype)
+    lengths, roundings, outputs = sums.measure(inputs)
+    # One τ for all parts. No entry of the sum gets more parts than the parameter with most uses.
+    tau = tau_of_parts(whole, roundings, max(sums.added.values(), default=1))
+    limits, norms, used = _clip_whole(scaled, sums, lengths, groups, mask, tau)
     statistic = sum_statistic(clip, points.reference, norms, used, whole)
     # Without a barrier, the compiler would see that both turns compute the same operands, and would
     # keep those of the first.
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
-    weighings = [Weighing(scaled.sensitivity, _limited)] * len(parts.parts)
+    weighings = [Weighing(scaled.sensitivity, _limited)] * len(sums.parts)
     # XLA removes barriers on CPU. It cannot know that this number is 1, so it keeps the condition
     # and does not merge its branch with the first turn.
     (always,) = opaque_integers([1])
-    sums = lax.cond(
+    totals = lax.cond(
         always > 0,
-        lambda: parts.sum(leaves, inputs, weighings, limits)[0],
-        parts.zeros,
+        lambda: sums.sum(leaves, inputs, weighings, limits)[0],
+        sums.zeros,
     )
-    total = jax.tree.unflatten(jax.tree.structure(params), sums)
+    total = jax.tree.unflatten(jax.tree.structure(params), totals)
     return (total, statistic), program.loss.aux(outputs)
 
 
@@ -98,6 +99,7 @@ def _clip_whole(
     clip: Clip, sums: PartSums, by_part: ByPart, groups: list[int], mask: jax.Array, tau: float
 ) -> tuple[list[PartLimits], jax.Array, jax.Array]:
     """Returns limits of all parts, norms of the first group, and used examples."""
+    # (B, *steps) becomes (B, steps). Limits get their axes back below, because scans slice them.
     lengths = [x.reshape(mask.shape[0], -1) for x in by_part]
     by_leaf: dict[int, list[jax.Array]] = collections.defaultdict(list)
     for part, length in zip(sums.parts, lengths, strict=True):

@@ -63,7 +63,7 @@ def streamed_sum(
     """
     params = points.points[0]
     leaves, groups = jax.tree.leaves(params), clip.groups(params)
-    mask, leaves_of = examples.mask, collections.Counter(groups)
+    mask, leaf_counts = examples.mask, collections.Counter(groups)
     check_uses(program, points, "streaming")
     sums = PartSums(program, leaves, devices, factor_dtype)
 
@@ -71,14 +71,14 @@ def streamed_sum(
         group, added = groups[part.leaf], sums.added[part.leaf]
         # Parameters and steps share no entry: the squares of k bounds C/√k add up to C². The u uses
         # of a parameter share entries, so each gets 1/u of its bound, which is u² under the root.
-        count = leaves_of[group] * added**2 * math.prod(part.steps)
-        own = clip.split(group, 1 + max(groups), count)
+        count = leaf_counts[group] * added**2 * math.prod(part.steps)
+        part_clip = clip.split(group, 1 + max(groups), count)
 
         def coefficients(piece: Piece, used: jax.Array, rounding: Rounding) -> jax.Array:
             tau = tau_of_parts(examples.whole, [rounding], added)
-            return bounds.clip_coefficients(own, [piece], used, group_count=1, tau=tau)[0][0]
+            return bounds.clip_coefficients(part_clip, [piece], used, group_count=1, tau=tau)[0][0]
 
-        return Weighing(own.sensitivity, coefficients)
+        return Weighing(part_clip.sensitivity, coefficients)
 
     def mask_of(part: GradientPart) -> jax.Array:
         # Repeated for each step of the scans, which slice it like the use's operands.

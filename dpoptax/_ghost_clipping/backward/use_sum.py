@@ -125,6 +125,7 @@ class UseSum:
         operand, cotangent = materialize(
             (recorded(operand, dtype, finite=True), recorded(cotangent, dtype, finite=changed))
         )
+        # Stored above, so that the norm and the sum read the same numbers.
         segment = make_segment(member, operand, cotangent).rounded(self.factor_dtype)
         factored = FactoredGradients([segment], member.layout.sizes)
         method = choose_product_method([member], examples, 1)
@@ -172,6 +173,7 @@ class UseSum:
         if one_hot or (axis,) not in (layout.rows, layout.columns):
             return None
         entries, shards = math.prod(layout.split), self.devices.shards(self.spec, axis)
+        # The entries of the other factor for all examples, which each slice reads again.
         other = examples * positions * entries // layout.split[axis]
         count = -(-entries // max(_SLICE_ENTRIES, other // 2))
         return Slices.even(layout, axis, shards, count)
@@ -257,9 +259,13 @@ def spec_of_sum(view: View, shape: tuple[int, ...], spec: P) -> P:
 
     It is sharded like the parameter if it is the parameter with permuted axes.
     """
-    axes, own = View.identity(0, shape).axes, view.axes
-    if {runs for runs in own if runs} != {runs for runs in axes if runs}:
+    # Axes of size 1 have no runs, and are not sharded.
+    axes, view_axes = View.identity(0, shape).axes, view.axes
+    if {runs for runs in view_axes if runs} != {runs for runs in axes if runs}:
         return P()
     return P(
-        *(spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None for runs in own)
+        *(
+            spec[axes.index(runs)] if runs and axes.index(runs) < len(spec) else None
+            for runs in view_axes
+        )
     )

@@ -125,6 +125,7 @@ def record_point(
     """
     run_use = functools.partial(_record, frozenset(program.opaque), recording)
     zeros = {
+        # A cotangent gets the dtype of its zero, so zeros have the dtype of records.
         u.index: jnp.zeros(
             (len(inputs[0]), *u.shape), _recorded_dtype(u.output.dtype, recording.dtype)
         )
@@ -133,11 +134,13 @@ def record_point(
     opaque = {i: leaves[i] for i in program.opaque}
 
     def example(zeros: ByIndex, opaque: ByIndex, inputs: Arrays) -> PyTree:
-        own = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
-        outputs, records = run_block(program.block, [*own, *inputs], zeros, run_use)
+        params = [opaque.get(i, leaf) for i, leaf in enumerate(leaves)]
+        outputs, records = run_block(program.block, [*params, *inputs], zeros, run_use)
         return outputs[0], (outputs, records)
 
     # No other derivatives are taken, so gradients of used parameters are not formed.
+    # The gradient is taken inside `vmap`, so each example has its own, also with respect to
+    # parameters that all examples share.
     by_example = jax.vmap(jax.grad(example, argnums=(0, 1), has_aux=True), in_axes=(0, None, 0))
     (cotangents, gradients), (outputs, operands) = by_example(zeros, opaque, inputs)
     formed = [use.index for use in formed_uses]
@@ -152,6 +155,7 @@ def _recorded_dtype(dtype: jnp.dtype, record_dtype: DTypeLike | None) -> jnp.dty
 
     float16 is widened, since it holds no number beyond the working range except infinity.
     """
+    # Row numbers of lookups are integers.
     if not jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.bfloat16:
         return dtype
     if record_dtype is not None:
@@ -208,6 +212,7 @@ def _record(
     (output,) = bind(step.eqn, operands)
     finite = use.index in recording.finite_operands, use.index in recording.finite_cotangents
     record = recorded(operand, recording.dtype, finite=finite[0])
+    # Its derivative converts the cotangent, which is then the record.
     if finite[1] or zero.dtype != output.dtype:
         zero = _convert_zero(zero, output.dtype, recording.dtype, finite[1])
     return [output + zero], record
@@ -224,6 +229,7 @@ def weighted_pairs(use: Use, records: Records, differences: bool) -> list[Weight
         return pairs
     weights = records.points.weights
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
+    # A difference of row numbers is not a row number, so lookups keep their pairs.
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
     # Σ_j w_j o_j ⊗ c_j = o_0 ⊗ Σ_j w_j c_j + Σ_{j>0} w_j (o_j - o_0) ⊗ c_j. Equal operands have no
     # differences, so one pair is left.
@@ -235,6 +241,7 @@ def weighted_pairs(use: Use, records: Records, differences: bool) -> list[Weight
         total = materialize(recorded(total, records.factor_dtype, finite=True))
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
+        # The total contains the weights already, so the first pair gets weight 1.
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
     return pairs
 

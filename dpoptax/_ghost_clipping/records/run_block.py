@@ -49,6 +49,7 @@ def run_block(
 
     def read(value: Value) -> jax.Array:
         if isinstance(value, DerivedValue) and isinstance(value.origin, Constant):
+            # Literals in the program are constants that no step returns.
             return constant_array(value.origin.value, value.aval)
         return values[value]
 
@@ -80,32 +81,34 @@ def _run_body(
     """
     params, body = step.eqn.params, step.body
     assert body is not None
-    own = {use.index: by_use[use.index] for use in body.uses()}
+    use_arrays = {use.index: by_use[use.index] for use in body.uses()}
     if step.scan_id is not None:
-        return _scan(step, operands, own, run)
+        return _scan(step, operands, use_arrays, run)
+    # A checkpoint again, so that the backward pass saves as much memory as that of the loss.
     run = jax.checkpoint(run, prevent_cse=params["prevent_cse"], policy=params["policy"])
-    return run(operands, own)
+    return run(operands, use_arrays)
 
 
 def _scan(
     step: Step,
     operands: Arrays,
-    own: ByIndex,
+    use_arrays: ByIndex,
     run: Callable[[Arrays, ByIndex], tuple[Arrays, ByIndex]],
 ) -> tuple[Arrays, ByIndex]:
     """Runs a scan, which slices the arrays of uses and stacks their records."""
     first, last = step.carry.start, step.carry.stop
 
     def one_step(carry: Arrays, inputs: PyTree) -> PyTree:
-        slices, own = inputs
-        outputs, records = run([*operands[:first], *carry, *slices], own)
+        slices, use_arrays = inputs
+        # The inputs of the body are constants, carry and slices. Its outputs are carry and results.
+        outputs, records = run([*operands[:first], *carry, *slices], use_arrays)
         return outputs[: last - first], (outputs[last - first :], records)
 
     params = step.eqn.params
     carry, (stacked, records) = lax.scan(
         one_step,
         operands[first:last],
-        (operands[last:], own),
+        (operands[last:], use_arrays),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
@@ -151,11 +154,13 @@ class ParameterEvaluator:
             case ScanSlices(whole):
                 if whole not in self.values:
                     return [whole]
+                # The slices of all steps together are the stack itself.
                 self.values[derived] = self.values[whole]
             case Result(step, index) as result:
                 missing = [v for v in result.operands if v not in self.values]
                 if missing:
                     return missing
+                # A step is run once for all of its results.
                 if step not in self.results:
                     self.results[step] = _run_all_steps(
                         result, [self.values[v] for v in result.operands]
@@ -170,6 +175,7 @@ def _run_all_steps(result: Result, operands: list[jax.Array]) -> tuple[jax.Array
     def one_step(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return bind(result.step.eqn, operands)
 
+    # Inner scans are mapped first, so that the axis of the outermost one leads.
     function = one_step
     for scan in sorted({scan for v in result.operands for scan in v.scans}, reverse=True):
         axes = [0 if scan in v.scans else None for v in result.operands]

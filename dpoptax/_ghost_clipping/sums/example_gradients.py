@@ -66,6 +66,8 @@ def collect_gradients(
     Factors are rounded to `records.factor_dtype`, and so are most gradients that are formed from
     them. The rounded gradients are clipped.
     """
+    # `groups` has the clip's group of each parameter. A bundle has one norm, so that its parameters
+    # share a group.
     bundles = _bundle_gradients(_form_gradients(plan, records), groups)
     # Norm and sum must read the same numbers.
     formed = materialize({leaves: within_range(x) for leaves, x in bundles.items()})
@@ -76,12 +78,12 @@ def collect_gradients(
 
         fixed = [FixedArrays(leaves) for leaves in records.leaves]
     products = [
-        pull_back_product(product, own, records.factor_dtype, fixed, differences=differences)
+        pull_back_product(product, factors, records.factor_dtype, fixed, differences=differences)
         if product.is_pulled
         else _ghost_clipping.factor_products.FactoredGradients(
-            [segment.rounded(records.factor_dtype) for _, segment in own], product.layout.sizes
+            [segment.rounded(records.factor_dtype) for _, segment in factors], product.layout.sizes
         )
-        for product, own in zip(plan.products, uses, strict=True)
+        for product, factors in zip(plan.products, uses, strict=True)
     ]
     return ExampleGradients(plan, products, formed)
 
@@ -95,6 +97,7 @@ def _form_gradients(plan: Plan, records: Records) -> dict[int, jax.Array]:
     points = zip(records.at_points, records.points.weights, strict=True)
     opaque = ((i, widen(weigh(x, w))) for point, w in points for i, x in point.gradients.items())
     total: dict[int, jax.Array] = {}
+    # A parameter may be opaque and also have uses, and each point adds a gradient.
     for leaf, value in itertools.chain(opaque, _form_used_gradients(plan, records)):
         total[leaf] = widen(total[leaf]) + widen(value) if leaf in total else value
     return total
@@ -136,6 +139,7 @@ def _form_use(
             ]
             for operand, cotangent, weight in pairs
         ]
+        # All parts have equally many rows. Their gradients, (B, K, R, D), are joined along R.
         sizes = groups, rows // len(by_pair[0]), columns
         parts = [
             factor_products.multiply_factors(list(segments), sizes)
@@ -149,6 +153,7 @@ def _form_use(
         tpu=lambda: form(use.rule.row_parts),
         default=lambda: form(lambda operand, cotangent: [use.rule.factors(operand, cotangent)]),
     )
+    # A value that has a slice for each step represents its whole stack.
     stack = tuple(n for n, stacked in use.loops if stacked)
     return jax.vmap(lambda g: use.rule.layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
@@ -163,6 +168,7 @@ def _pull_back(use: Use, records: Records) -> Iterator[tuple[int, jax.Array]]:
     for leaves, (operand, cotangent, weight) in zip(records.leaves, pairs, strict=True):
         out, transpose = jax.vjp(value, leaves)
         gradient = _form_use(use, [(operand, cotangent, 1.0)], records.factor_dtype)
+        # The only argument of `value` is the list of all parameters.
         pulled = jax.vmap(transpose)(gradient.astype(out.dtype))[0]
         for leaf in sorted(use.value.leaves):
             yield leaf, widen(weigh(pulled[leaf], weight))
@@ -178,6 +184,7 @@ def _bundle_gradients(
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
         small = math.prod(gradient.shape[1:]) <= _BUNDLED_ENTRIES
+        # The key of a large gradient contains its leaf, so it is not joined.
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
 
     return {tuple(each): _join([formed[leaf] for leaf in each]) for each in bundles.values()}

@@ -135,6 +135,8 @@ def clip_and_sum(
     parts = sums.product_sums.sum_each(products, by_piece, *options) if products else ()
     for product, part in zip(gradients.plan.products, parts, strict=True):
         leaf, placed = (product.leaf,), product.place(part)
+        # Products of one parameter share no entry (`make_plan`), so that adding the placed sums is
+        # exact.
         total[leaf] = total[leaf] + placed if leaf in total else placed
     formed = zip(gradients.formed.items(), by_piece[len(products) :], strict=True)
     total |= {leaves: block_sums.sum_weighted(each, x) for (leaves, x), each in formed}

@@ -110,6 +110,8 @@ def sum_segment(
     The other factor must be finite (`PlannedUse.weighs_operand`).
     """
     rows, columns = segment
+    # Rows are (B, K, L, R), and columns (B, K, L, D). `PlannedUse.weighs_operand` makes the same
+    # choice, and decides which factor must be finite.
     if rows.shape[-1] < columns.shape[-1]:  # the smaller factor is copied
         rows = weigh_values(rows, coefficients)
     else:
@@ -157,6 +159,7 @@ def _sum_by_group(
             part = lax.dynamic_slice_in_dim(rows, start, length, axis=3)
             return in_blocks(block_sum, part, columns)
 
+        # The parts, (R / length, 1, length, D), are in the order of the rows.
         return lax.map(sum_part, jnp.arange(0, size, length)).reshape(sizes[1:])
 
     found: jax.Array = factor_products.map_groups(sum_group, [weighted])
@@ -203,6 +206,7 @@ def split_sum(factored: FactoredGradients, examples: int) -> SumParts:
     """Splits the sum over `examples` into parts."""
     lookups = [s for s in factored.segments if s.is_lookup]
     dense = [s for s in factored.segments if not s.is_lookup]
+    # Lookups are added together, so they count as one part.
     number = len(dense) + bool(lookups) + len(factored.terms)
     ratio = absolute_ratio(factored)
     longest = max([1, *map(terms_per_entry, dense)])
@@ -233,6 +237,7 @@ def sum_products(
     summand = cut.largest_summand
     found = [sum_segment(segment, coefficients, cut.block, summand) for segment in cut.dense]
     for term in factored.terms:
+        # The basis is the same for all examples, so it multiplies the sum of their weights once.
         total = block_sums.sum_weighted(
             coefficients, term.weights, block=cut.block, largest_summand=summand
         )
@@ -240,6 +245,7 @@ def sum_products(
     table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
     if not cut.lookups:
         return table
+    # For each table, row numbers (K, B L) and weighted columns (K, B L, D).
     lookups = [
         (merge_examples(rows)[0], merge_examples(weigh_values(columns, coefficients))[0])
         for rows, columns in cut.lookups

@@ -75,6 +75,8 @@ class FixedTerm:
         return [i for i, n in enumerate(self.weight_shape) if n == 1]
 
     def times(self, y: jax.Array) -> "FixedTerm":
+        # Weights absorb an array that varies only along axes on which they vary. Any other array is
+        # multiplied into the basis, which all examples share.
         if all(n in (1, m) for n, m in zip(y.shape, self.weight_shape, strict=True)):
             return FixedTerm(self.basis, self.weights * y)
         return FixedTerm(y if self.basis is None else materialize(self.basis * y), self.weights)
@@ -90,6 +92,7 @@ class FixedTerm:
         basis = materialize(missing * jnp.sum(basis, fixed, keepdims=True))
         if not rest:
             return FixedTerm(None, self.weights).times(basis)
+        # Σ_i weights_i basis_ij would need a number for each j and example.
         if any(n not in (1, m) for n, m in zip(basis.shape, self.weight_shape, strict=True)):
             raise NotFactoredError
         return FixedTerm(None, jnp.sum(self.weights * basis, rest, keepdims=True))
@@ -127,8 +130,9 @@ class OuterSum:
 
     def inner_product(self, basis: jax.Array | None, axes: Iterable[int]) -> jax.Array:
         """Returns the sum of basis ⊙ self over axes, (B, K, R, D), for a normalized basis."""
-        sums = self.sides(axes)
-        along = 1 if sums[1] else 2
+        is_summed = self.sides(axes)
+        # Contract a summed side, the rows if both are. The other side is summed below.
+        along = 1 if is_summed[1] else 2
         inside: list[tuple[jax.Array, jax.Array]] = []
         outside = []
         scale, divisor = (None, 1.0) if self.scale is None else normalize_fixed(self.scale)
@@ -148,7 +152,7 @@ class OuterSum:
             self.known[key] = inside, self._contract(x, along)
         value = functools.reduce(operator.mul, outside, self.known[key][1])
         for side in (0, 1, 2):  # one axis after the other, for shorter chains of roundings
-            if sums[side] and value.shape[side + 1] != 1:
+            if is_summed[side] and value.shape[side + 1] != 1:
                 value = materialize(jnp.sum(value, side + 1, keepdims=True))
         return value * divisor
 
@@ -161,6 +165,8 @@ class OuterSum:
         else:
             x = x if along == 1 else x.swapaxes(1, 2)
             x = jnp.broadcast_to(x, (rows.shape[1], rows.shape[3], x.shape[2]))
+            # Σ_r x[k, r, d] rows[t, r] for each t first, (B, K, L, D), so that no array has B R D
+            # entries.
             mixed = contract("krd,bktr->bktd", x, rows)
         found = jnp.sum(mixed * columns, axis=2)
         # (B, K, D), or (B, K, R) with the sides exchanged.
@@ -183,6 +189,8 @@ class OuterSum:
             raise NotFactoredError
         matrix = matrix if scale is None else materialize(matrix * scale)
         # The contracted axes are axis 1 of the left operand and axis 0 of the right operand.
+        # For a @ b, the gradient of a is g bᵀ and that of b is aᵀ g. The matrix maps one factor of
+        # g, and the other one stays.
         mapped = contract(
             "dc,bktc->bktd" if axis == 0 else "rd,bktr->bktd",
             matrix,

@@ -137,6 +137,7 @@ def count_parts(
             found.append((leaf, outers[0].layout, pulled))
 
     try:
+        # Pulls back shapes of one example, without arrays, only to count the parts.
         jax.eval_shape(pull, leaves, [factors] * points)
     except NotFactoredError:
         return []

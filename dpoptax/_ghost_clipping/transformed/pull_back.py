@@ -118,6 +118,7 @@ class _PullBack:
         self.arrived: dict[DerivedValue, CotangentSum] = {}
 
     def __call__(self, top: DerivedValue, cotangent: CotangentSum) -> CotangentSum:
+        # A value is visited after all values computed from it, when its gradient is complete.
         order = self.order(top)
         self.arrived[top] = cotangent
         for value in reversed(order[1:]):
@@ -135,6 +136,7 @@ class _PullBack:
             if narrow or not isinstance(value.origin, Result | Parameter):
                 raise NotFactoredError
             if value not in before:
+                # Operands without a path to the parameter get no gradient.
                 own = value.origin.operands if isinstance(value.origin, Result) else ()
                 before[value] = [v for v in own if self.leaf in v.leaves]
                 stack.extend(before[value])

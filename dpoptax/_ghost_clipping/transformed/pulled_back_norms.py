@@ -152,9 +152,11 @@ def measure_terms(factored: FactoredGradients) -> NormBounds:
     # 1)/2. It has up to seven products, and this bound six roundings: less than 20 more.
     operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 20
     operations += LOST_PRODUCTS + positions // 512
-    beside = bounds.gamma(operations) * more * (absolute + size.absolute)
+    # `absolute` contains `more`, so this bounds 2 Σ_k ‖term_k‖ S of the products, and all products
+    # of two terms.
+    term_error = bounds.gamma(operations) * more * (absolute + size.absolute)
     # The additions below are rounded relative to S².
-    error = beside + bounds.gamma(8) * jnp.square(absolute)
+    error = term_error + bounds.gamma(8) * jnp.square(absolute)
     square = size.square + crossed
     # A maximum may lose NaN.
     return NormBounds(jnp.where(square < 0, 0.0, square) + error, absolute)
