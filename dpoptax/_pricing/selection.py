@@ -108,8 +108,8 @@ def _all_trials(curve: Curve, number: NumberOfTrials, at: np.ndarray) -> np.ndar
     total = np.full(len(at), 1.0 - math.fsum(chances) + _NEGLIGIBLE)
     for count in _MOST_TRIALS:
         chance = float(chances[before : count + 1].sum())
-        if chance > _NEGLIGIBLE:
-            total += chance * composition.deltas_of([(trial, count)], _COARSE, at)
+        likely = chance > _NEGLIGIBLE
+        total += chance * (composition.deltas_of([(trial, count)], _COARSE, at) if likely else 1.0)
         before = count + 1
     return total
 
