@@ -56,7 +56,8 @@ _LARGEST_NORM = 2.0**39
 # Numbers that are set to zero change a sum by less than 2^-85 √d. Relative to a larger bound, this
 # is negligible (`block_sums`).
 MINIMUM_BOUND = 2.0**-40
-_BLOCK = 128
+# Squares are summed in blocks of this length. Each level costs two kernels.
+_BLOCK = 512
 
 
 def gamma(operations: float) -> float:
