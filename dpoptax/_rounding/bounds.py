@@ -58,7 +58,8 @@ _LARGEST_NORM = 2.0**39
 # Numbers that are set to zero change a sum by less than 2^-85 √d. Relative to a larger bound, this
 # is negligible (`block_sums`).
 MINIMUM_BOUND = 2.0**-40
-_BLOCK = 128
+# Squares are summed in blocks of this length. Each level costs two kernels.
+_BLOCK = 512
 
 
 def gamma(operations: float) -> float:
@@ -164,9 +165,9 @@ def upper_square(x: jax.Array) -> jax.Array:
     the number of entries.
     """
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-    values, operations = jnp.square(flat).astype(jnp.float32), 2
-    # `operations` counts the longest chain of roundings: the square, a block on each level, and
-    # 1 + γ itself as a float.
+    values, operations = jnp.square(flat).astype(jnp.float32), 3
+    # `operations` counts the longest chain of roundings: the square, a block on each level, 1 + γ
+    # itself as a float, and the product with it.
     size = flat.shape[1]
     while values.shape[1] > _BLOCK:
         whole = values.shape[1] // _BLOCK * _BLOCK

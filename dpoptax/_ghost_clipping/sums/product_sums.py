@@ -134,8 +134,21 @@ def _sum_positions(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Sums over examples and positions at once, from (B, K, L, …) to (K, R, D)."""
     if rows.shape[1] > 1:  # both factors keep their order of axes
         return factor_products.contract("bktr,bktd->krd", rows, columns)
+    if rows.shape[2] == 1:
+        return _sum_merged(rows, columns)[None]
     # With an axis of one group, XLA on CPU and GPU copies or transposes whole factors.
-    return factor_products.contract("btr,btd->rd", rows[:, 0], columns[:, 0])[None]
+    together = functools.partial(factor_products.contract, "btr,btd->rd")
+    # On CPU it also transposes them for two contracted axes. On TPU, merged axes would be copied.
+    found: jax.Array = lax.platform_dependent(
+        rows[:, 0], columns[:, 0], cpu=_sum_merged, default=together
+    )
+    return found[None]
+
+
+def _sum_merged(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Sums over all axes but the last, from (B, …, R) and (B, …, D) to (R, D)."""
+    merged = (x.reshape(-1, x.shape[-1]) for x in (rows, columns))
+    return factor_products.contract("nr,nd->rd", *merged)
 
 
 def _sum_by_group(
