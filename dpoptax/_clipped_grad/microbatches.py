@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
@@ -27,6 +26,7 @@ _ORDERED = re.compile("(select_and_)?scatter(-(add|sub|mul)|_add)?|(bcoo|bcsr|co
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 MaskedSum: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
+
 
 # `sum(loss, points, examples)` returns the total and the auxiliary outputs at the first point. The
 # sums of micro-batches can be added. Engines that sum in the backward pass also take `devices`.
@@ -111,9 +111,7 @@ class BatchSum:
             return self.engine.sum(loss, points, examples, **over)
 
         sums = _rewrite_for_xla(microbatch_sum, private=True)
-        on_cpu = device_of(self.mesh).platform == "cpu"
-        in_parts = _in_microbatches(sums, self._size(loss, len(mask)), paired=on_cpu)
-        return in_parts((batch, keys), mask)
+        return _in_microbatches(sums, self._size(loss, len(mask)))((batch, keys), mask)
 
     def _size(self, loss: TracedLoss, rows: int) -> int | None:
         """Returns the number of examples that are computed at once; `None` for all."""
@@ -151,9 +149,7 @@ def in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
     return _in_microbatches(_rewrite_for_xla(sums, private=False), microbatch_size)
 
 
-def _in_microbatches(
-    sums: MaskedSum, microbatch_size: int | None, *, paired: bool = False
-) -> MaskedSum:
+def _in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
     if microbatch_size is None:
         return sums
     check_microbatch_size(microbatch_size)
@@ -174,7 +170,7 @@ def _in_microbatches(
         # `layout_rounding` covers a plain sum of few parts, which reads and writes less.
         few = len(mask) // microbatch_size <= block_sums.FLOAT_TOTALS
         kinds = (
-            microbatching.AccumulationType.SUM if few else _compensated_sum(paired),
+            microbatching.AccumulationType.SUM if few else _COMPENSATED_SUM,
             microbatching.AccumulationType.CONCAT,
         )
         total, aux = microbatching.microbatch(
@@ -217,56 +213,31 @@ def _rewrite_for_xla(fun: Callable[..., PyTree], *, private: bool) -> Callable[.
     return run
 
 
-@dataclasses.dataclass(frozen=True)
-class _Carried:
-    """Holds a total and its rounding error, or one complex number of both. It is no pytree."""
-
-    total: jax.Array
-    lost: jax.Array | None
+def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
+    zeros = jax.tree.map(jnp.zeros_like, value)
+    return zeros, zeros
 
 
-def _compensated_sum(paired: bool) -> microbatching.Accumulator:
-    """Returns an accumulator that carries the rounding error of each total along.
+def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
+    """Adds a part to the total, and carries the rounding error along.
 
-    The total of many parts then rounds as a single addition would. XLA's CPU kernels have a single
-    result, so an addition takes four kernels for each shape. It takes one if total and error are
-    `paired` as a complex number.
+    The total of many parts then rounds as a single addition would.
     """
-
-    def pair(total: jax.Array, lost: jax.Array) -> _Carried:
-        if paired and total.dtype in (jnp.float32, jnp.float64):
-            return _Carried(lax.complex(total, lost), None)
-        return _Carried(total, lost)
-
-    def zeros(value: PyTree) -> tuple[PyTree, PyTree]:
-        return _split(jax.tree.map(lambda x: pair(jnp.zeros_like(x), jnp.zeros_like(x)), value))
-
-    def add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
-        del part
-
-        def added(x: jax.Array, total: jax.Array, lost: jax.Array | None) -> _Carried:
-            return pair(*block_sums.compensated_add(*_total_and_lost(total, lost), x))
-
-        return _split(jax.tree.map(added, value, *carry))
-
-    def finalize(carry: tuple[PyTree, PyTree]) -> PyTree:
-        return jax.tree.map(lambda *each: jnp.add(*_total_and_lost(*each)), *carry)
-
-    return microbatching.Accumulator(
-        init=zeros,
-        update=add,
-        finalize=finalize,
-        # Only `micro_vmap` aggregates. It is not used here.
-        aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
-    )
+    del part
+    leaves = map(jax.tree.leaves, (*carry, value))
+    added = [block_sums.compensated_add(*each) for each in zip(*leaves, strict=True)]
+    structure = jax.tree.structure(value)
+    total, lost = (jax.tree.unflatten(structure, [each[i] for each in added]) for i in (0, 1))
+    return total, lost
 
 
-def _split(carried: PyTree) -> tuple[PyTree, PyTree]:
-    return jax.tree.map(lambda x: x.total, carried), jax.tree.map(lambda x: x.lost, carried)
-
-
-def _total_and_lost(total: jax.Array, lost: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    return (lax.real(total), lax.imag(total)) if lost is None else (total, lost)
+_COMPENSATED_SUM = microbatching.Accumulator(
+    init=_zeros,
+    update=_add,
+    finalize=lambda carry: jax.tree.map(jnp.add, *carry),
+    # Only `micro_vmap` aggregates. It is not used here.
+    aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
+)
 
 
 def check_microbatch_size(microbatch_size: int) -> None:

@@ -11,7 +11,6 @@ import pytest
 from jax.experimental import sparse
 
 import dpoptax
-from dpoptax._clipped_grad import microbatches
 from tests import helpers
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -85,21 +84,6 @@ def test_in_microbatches_accepts_any_sum(microbatch_size):
         ValueError, match="`microbatch_size` must be an integer of at least 1, got 0"
     ):
         dpoptax.extend.in_microbatches(sums, 0)
-
-
-@pytest.mark.parametrize("paired", [False, True])
-def test_totals_of_many_microbatches_carry_rounding(paired):
-    x = np.random.default_rng(0).uniform(size=(64, 500)).astype(np.float32)
-
-    def sums(batch, mask):
-        return {"sum": jnp.sum(batch, axis=0), "count": jnp.sum(mask), "none": None}, None
-
-    in_parts = microbatches._in_microbatches(sums, 2, paired=paired)
-    total, _ = jax.jit(in_parts)(x, jnp.ones(64, bool))
-    assert total["count"] == 64
-    assert total["none"] is None
-    exact = (x[0::2] + x[1::2]).astype(np.float64).sum(axis=0)
-    np.testing.assert_allclose(total["sum"], exact, rtol=1.5 * 2.0**-24)
 
 
 def test_microbatches_do_not_retrace_the_loss():
