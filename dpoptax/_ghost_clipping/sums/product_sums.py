@@ -32,7 +32,7 @@ from dpoptax._support.tree import widen
 from dpoptax._support.xla import cut_along, map_range
 
 # On TPU, the largest part of the sum of a group.
-_PART_ENTRIES = 2**19
+_PART_ENTRIES = 2**20
 # Relative errors of a coefficient times a factor, with room for the rounding of these bounds.
 FLOAT32_ERROR = 2.0**-23
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
