@@ -77,7 +77,6 @@ def methods():
             optax.chain(white, dpoptax.contrib.inner_outer(2, 0.5, 0.9)),
         ),
         "`adaptive_kalman`": (clip, optax.chain(white, dpoptax.adaptive_kalman(stddev))),
-        "`adaptive_fir`": (clip, optax.chain(white, dpoptax.contrib.adaptive_fir(3, stddev))),
         "`lp_adam`": (clip, optax.chain(white, dpoptax.lp_adam(0.1, *low_pass))),
         "`adam_bc`": (clip, optax.chain(white, dpoptax.contrib.adam_bc(0.1, stddev=stddev))),
         "`optax.contrib.muon`": (clip, optax.chain(white, optax.contrib.muon(0.1))),

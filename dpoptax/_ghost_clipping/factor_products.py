@@ -243,7 +243,10 @@ def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
     η²)S².
     """
     square, absolute = formed_square(segments, sizes), absolute_size(segments, sizes)
-    error = gamma(_positions(segments) + len(segments) + 8)
+    # η has a rounding for each term of an entry, and eight more for six roundings of this bound.
+    # Products that are set to zero need eight of η instead, not in addition: `_VECTOR_FLOOR` adds
+    # to S as much as they need, so both errors are at most the larger rate times S.
+    error = gamma(_positions(segments) + len(segments) + LOST_PRODUCTS)
     return NormBounds((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
 
 
@@ -287,7 +290,8 @@ def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, j
 
 def _sum_error(segments: list[Segment], sizes: Sizes) -> float:
     """Returns the error of the sum over all products of inner products."""
-    # The longest chain sums over K, L and L', over pairs of segments, and in one entry.
+    # The longest chain sums over K, L and L', over pairs of segments, and in one entry, which has a
+    # product and three additions in `_bound_products`: half of eight.
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2 + 8
     return gamma(sums) * (1.0 + 2.0 * gamma(sums))  # the bounds of rounding are also summed
 
@@ -343,7 +347,9 @@ def _inner_errors(
             found.append(0.0)
             continue
         size = roundings_of(a.shape[-1]) + LOST_PRODUCTS
-        # Norms, these bounds and their sum are rounded.
+        # The norms are rounded: as roots, each half as often as its square, plus a root and an
+        # addition, together size + 10 times. So are this bound, 3 times, and `_bound_products`, 4
+        # times: less than 32. The sum over all products is off by `error`.
         room = gamma(size) * (1.0 + gamma(size + 32) + 4.0 * error)
         found.append(room * of_a[..., :, None] * of_b[..., None, :])
     return found
@@ -397,7 +403,8 @@ def _length_room(segments: list[Segment], sizes: Sizes) -> float:
     """Returns the room for the rounding of S."""
     # Norms are roots, so they have half the relative error of their squares.
     # The inner products have R and D terms, and the square root a sum over K. The sums over t and s
-    # are of norms, so they count fully. So do three additions of numbers that are set to zero.
+    # are of norms, so they count fully. So do three roots and six operations: three additions of
+    # numbers that are set to zero, the product of two norms, and this room with its product.
     summed = (
         0.5 * (_inner_product_length(segments) + sizes[0]) + _positions(segments) + len(segments)
     )

@@ -7,13 +7,12 @@ methods.
 
 from dpoptax._clips.clipping_functions import psac_clip
 from dpoptax._release.adaptive import adaptive_clip, adaptive_gaussian_noise
-from dpoptax.contrib._adaptive_fir import adaptive_fir
 from dpoptax.contrib._geodp import HypersphericalClip, geodp, hyperspherical_clip
 from dpoptax.contrib._inner_outer import inner_outer
 from dpoptax.filters._lp_adam import adam_bc
 
 __all__ = [
-    "HypersphericalClip", "adam_bc", "adaptive_clip", "adaptive_fir", "adaptive_gaussian_noise",
+    "HypersphericalClip", "adam_bc", "adaptive_clip", "adaptive_gaussian_noise",
     "geodp", "hyperspherical_clip", "inner_outer", "psac_clip",
 ]  # fmt: skip
 

@@ -242,7 +242,6 @@ def test_error_says_lookahead_belongs_around_the_chain(params):
 
 FILTERS = {
     "low_pass": dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
-    "adaptive_fir": dpoptax.contrib.adaptive_fir(3, 0.1),
     "adaptive_kalman": dpoptax.adaptive_kalman(0.1),
     "disk": dpoptax.disk(0.7, 0.5),
 }

@@ -95,7 +95,6 @@ def test_refuses_injected_noise_multiplier():
         (dpoptax.pmlf, {"length": 2, "beta": 0.5, "b": (1.0,)}),
         (dpoptax.contrib.inner_outer, {"length": 2, "beta": 0.5, "momentum": 0.9}),
         (dpoptax.adaptive_kalman, {"stddev": 0.1}),
-        (dpoptax.contrib.adaptive_fir, {"length": 3, "stddev": 0.1}),
         (dpoptax.lp_adam, {"learning_rate": 0.1, "b": (1.0,)}),
         (dpoptax.contrib.adam_bc, {"learning_rate": 0.1, "stddev": 0.1}),
     ],

@@ -37,7 +37,6 @@ COPIES = [
     ("pmlf, 4 iterates", dpoptax.pmlf(4, 0.1, *preset("pmlf-mnist")), 4),
     ("lp_adam", dpoptax.lp_adam(0.1, *preset("doppler-first-order-1")), 2),
     ("adam_bc", dpoptax.contrib.adam_bc(0.1, stddev=0.1), 2),
-    ("adaptive_fir", dpoptax.contrib.adaptive_fir(3, 0.1), 2),
     ("adaptive_kalman", dpoptax.adaptive_kalman(0.1), 1),
 ]
 

@@ -68,7 +68,6 @@ METHODS = {
     "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
     "inner_outer": lambda: dpoptax.contrib.inner_outer(3, 0.5, 0.9),
     "scale_by_lp_adam": lambda: dpoptax.extend.scale_by_lp_adam(*FILTER),
-    "adaptive_fir": lambda: dpoptax.contrib.adaptive_fir(3, 0.1),
     "adaptive_kalman": lambda: dpoptax.adaptive_kalman(0.1),
     "adaptive_kalman_per_leaf": lambda: dpoptax.adaptive_kalman(0.1, per_leaf=True),
 }

@@ -53,8 +53,8 @@ def _finish(context, *run):
 
 
 def _writing(workdir):
-    """Returns whether a checkpoint is being written, from orbax's temporary directories."""
-    return any((workdir / "checkpoints").glob("*tmp*"))
+    """Returns whether a checkpoint is being written, from unfinished files and directories."""
+    return any((workdir / "checkpoints").glob("*.*-tmp*")) or any(workdir.glob("*/*.partial"))
 
 
 def _kill(process, workdir, rng):

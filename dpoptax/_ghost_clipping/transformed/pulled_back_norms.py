@@ -148,9 +148,12 @@ def measure_terms(factored: FactoredGradients) -> NormBounds:
     size = factor_products.measure(segments, sizes, "gram")
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
     positions = sum(segment.rows.shape[2] for segment in segments)
+    # A summand is a sum over axes, positions (in parts of 512) and segments, and one of K + K (K +
+    # 1)/2. It has up to seven products, and this bound six roundings: less than 20 more.
     operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 20
     operations += LOST_PRODUCTS + positions // 512
     beside = bounds.gamma(operations) * more * (absolute + size.absolute)
+    # The additions below are rounded relative to S².
     error = beside + bounds.gamma(8) * jnp.square(absolute)
     square = size.square + crossed
     # A maximum may lose NaN.
@@ -187,6 +190,7 @@ def _term_sizes(terms: list[MeasuredTerm], sizes: Sizes) -> tuple[jax.Array, jax
             add(crossed, product if i == j else 2.0 * product)
             if i == j:
                 add(squares, product)
+    # Sixteen more for four products in a square, the root, and four roundings of this bound.
     room = 1.0 + bounds.gamma(sum(sizes) + len(terms) + 16)
     lost = len(terms) * _TERM_FLOOR * math.sqrt(math.prod(sizes))
     return room * jnp.sqrt(len(terms) * total(squares)) + lost, total(crossed)

@@ -1,11 +1,11 @@
 """Saves and restores atomic checkpoints of a run.
 
 A checkpoint contains parameters, optimizer state with ledger and noise key, the sampler with its
-seed, and the identity of the run. Orbax writes it in the background and renames it when it is
-complete. Anyone with a checkpoint can subtract the noise, so only the owner can read the directory.
+seed, and the identity of the run. Anyone with it can subtract the noise, so only the owner can read
+the directory. It appears under its name when it is complete.
 
-Small arrays are stored as text in the JSON record, because a checkpoint with one file takes a
-quarter of the time. Other arrays, and those of several hosts, are stored by orbax as arrays.
+Small arrays are stored as text in the JSON record, STEP.json: orbax would take ten times as long,
+and a second to import. It stores other arrays, and those of several hosts, in the folder STEP.
 
 A run that resumes from any checkpoint repeats later steps bit for bit, because batches are
 functions of (seed, step) and noise of (key, step). A state is shown only after its checkpoint is
@@ -13,13 +13,14 @@ complete, so no shown step is repeated.
 """
 
 import base64
+import functools
 import hashlib
+import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -34,17 +35,13 @@ from dpoptax.training import cache_folder, hosts
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 
-FORMAT = 8
+FORMAT = 9
 
 _KEPT = 3
 """Number of checkpoints to keep, in case a file is damaged."""
 
 _SMALL = 2**20
 """Largest size of arrays in bytes that are stored as text. Above, text takes more time."""
-
-_WRITERS = 8
-"""Number of threads that write files of a checkpoint through to the disk."""
-
 
 _RACE = "Failed to json parse Metadata file"
 """Message of orbax when it reads the names of its handlers while it writes them. Both threads do
@@ -70,7 +67,7 @@ class Checkpoints:
     """Manages the checkpoints in one directory; a context manager.
 
     Attributes:
-        directory: The directory, with a subdirectory for each checkpoint, named by its step.
+        directory: The directory, with a file or folder for each checkpoint, named by its step.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -79,8 +76,6 @@ class Checkpoints:
         Raises:
             CheckpointError: The directory cannot be created, or it belongs to another user.
         """
-        import orbax.checkpoint as ocp  # takes a second, and runs without a folder do not need it
-
         self.directory = directory.absolute()
         try:
             cache_folder.make_private(self.directory)
@@ -88,23 +83,31 @@ class Checkpoints:
             raise CheckpointError(
                 f"The checkpoint directory {self.directory} cannot be created: {error}"
             ) from None
-        policies = ocp.checkpoint_managers.preservation_policy
-        with ExitStack() as stack:
-            let_no_other_in(self.directory, stack)
-            self._manager = ocp.CheckpointManager(
-                self.directory,
-                options=ocp.CheckpointManagerOptions(
-                    preservation_policy=policies.LatestN(_KEPT),
-                    # Removes unfinished files of a killed run. Orbax does this in a thread that
-                    # only a save waits for, so a command that fails early would print the
-                    # traceback of that thread. It is skipped for an empty directory, except with
-                    # several hosts, which must agree.
-                    cleanup_tmp_directories=jax.process_count() > 1
-                    or any(self.directory.iterdir()),
-                ),
-            )
-            self._open = stack.pop_all()
+        self._open = ExitStack()
+        let_no_other_in(self.directory, self._open)
+        for left in self.directory.glob("*.partial"):
+            left.unlink(missing_ok=True)  # by a killed run
         self._unfinished: int | None = None
+
+    @functools.cached_property
+    def _manager(self) -> Any:
+        """The manager of checkpoints with arrays."""
+        import orbax.checkpoint as ocp
+
+        policies = ocp.checkpoint_managers.preservation_policy
+        return ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policies.LatestN(_KEPT),
+                # Removes unfinished files of a killed run. Orbax does this in a thread that only a
+                # save waits for, so a command that fails early would print the traceback of that
+                # thread. It is skipped without any, except with several hosts, which must agree.
+                cleanup_tmp_directories=self._has_folders(),
+            ),
+        )
+
+    def _has_folders(self) -> bool:
+        return jax.process_count() > 1 or any(path.is_dir() for path in self.directory.iterdir())
 
     def __enter__(self) -> "Checkpoints":
         """Returns itself."""
@@ -119,17 +122,22 @@ class Checkpoints:
         """Waits for the last save. Its failure does not replace an error of the run."""
         try:
             with self._open, self._clear_errors():
-                self._manager.close()
+                if "_manager" in vars(self):
+                    self._manager.close()
         except CheckpointError:
             if error is None:
                 raise
 
     def steps(self) -> list[int]:
         """Returns the steps with a complete checkpoint, newest first."""
-        return sorted(self._manager.all_steps(), reverse=True)
+        folders = self._manager.all_steps() if self._has_folders() else []
+        return sorted([*self._files(), *folders], reverse=True)
+
+    def _files(self) -> dict[int, Path]:
+        return {int(path.stem): path for path in self.directory.glob("*.json")}
 
     def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
-        """Writes a checkpoint in the background.
+        """Writes a checkpoint, in the background if it has a folder.
 
         Args:
             step: Number of finished steps.
@@ -141,30 +149,41 @@ class Checkpoints:
             CheckpointError: This checkpoint, or with `wait=False` the previous one, could not be
                 written.
         """
-        import orbax.checkpoint as ocp
-
         self.finish()  # the previous one must be on the disk before an older one is removed
-        arrays, stored = _arrays(state), dict[str, Any]()
+        arrays = _arrays(state)
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
-        if jax.process_count() == 1 and sum(x.nbytes for x in arrays.values()) <= _SMALL:
-            whole["arrays"] = _texts(arrays)
-            whole["digest"] = _digest(whole["arrays"])
-        else:
-            if jax.default_backend() == "cpu":
-                # On the CPU, the transfer to the host does not copy, and the next step may
-                # overwrite the arrays.
-                arrays = _copied(arrays)
-            stored["state"] = ocp.args.StandardSave(arrays)
-        stored["record"] = ocp.args.JsonSave(records.plain(whole))
         with self._clear_errors():
-            self._manager.save(step, args=ocp.args.Composite(**stored), force=True)
-        self._unfinished = step
+            if jax.process_count() == 1 and sum(x.nbytes for x in arrays.values()) <= _SMALL:
+                self._save_file(step, {**whole, "arrays": _texts(arrays)})
+            else:
+                self._save_folder(step, whole, arrays)
         if wait:
             self.finish()
 
+    def _save_file(self, step: int, record: dict[str, Any]) -> None:
+        """Writes a checkpoint with small arrays through to the disk."""
+        path = self.directory / f"{step}.json"
+        records.write_json(path, _with_digest(record), secret=True)
+        _write_through([path, self.directory])
+        for _, old in sorted(self._files().items())[:-_KEPT]:
+            old.unlink()
+
+    def _save_folder(self, step: int, record: dict[str, Any], arrays: dict[str, jax.Array]) -> None:
+        """Writes a checkpoint with large arrays in the background."""
+        import orbax.checkpoint as ocp
+
+        if jax.default_backend() == "cpu":
+            # On the CPU, the transfer to the host does not copy, and the next step may overwrite
+            # the arrays.
+            arrays = _copied(arrays)
+        stored = ocp.args.JsonSave(_with_digest(record)), ocp.args.StandardSave(arrays)
+        args = ocp.args.Composite(record=stored[0], state=stored[1])
+        self._manager.save(step, args=args, force=True)
+        self._unfinished = step
+
     def saving(self) -> bool:
         """Returns whether a checkpoint is being written."""
-        return bool(self._manager.is_saving_in_progress())
+        return self._unfinished is not None and bool(self._manager.is_saving_in_progress())
 
     def finish(self) -> None:
         """Waits until the last checkpoint is complete, also after a failure of power.
@@ -178,7 +197,8 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
             if jax.process_index() == 0:
-                _write_through(self.directory / str(self._unfinished))
+                folder = self.directory / str(self._unfinished)
+                _write_through([*folder.rglob("*"), folder, self.directory])
         self._unfinished = None
 
     def newest_record(self) -> dict[str, Any] | None:
@@ -222,19 +242,24 @@ class Checkpoints:
 
     def _read_record(self, step: int) -> tuple[dict[str, Any], dict[str, str] | None]:
         """Returns the record, and the arrays as text if they are stored in it."""
-        import orbax.checkpoint as ocp
-
-        args = ocp.args.Composite(record=ocp.args.JsonRestore())
-        record = self._manager.restore(step, args=args)["record"]
+        record = self._read_json(step)
         if record["format"] != FORMAT or record["step"] != step:
             raise ValueError(
                 f"It has format {record['format']} and step {record['step']}, not format {FORMAT} "
                 f"and step {step}. Continue a run with the version that started it."
             )
-        texts = record.pop("arrays", None)
-        if texts is not None and record.pop("digest") != _digest(texts):
-            raise ValueError("Its arrays have changed.")
-        return record, texts
+        digest = record.pop("digest")
+        if _with_digest(record)["digest"] != digest:
+            raise ValueError("It has changed.")
+        return record, record.pop("arrays", None)
+
+    def _read_json(self, step: int) -> dict[str, Any]:
+        if (path := self._files().get(step)) is not None:
+            return dict(json.loads(path.read_text()))
+        import orbax.checkpoint as ocp
+
+        args = ocp.args.Composite(record=ocp.args.JsonRestore())
+        return dict(self._manager.restore(step, args=args)["record"])
 
     def _read_arrays(self, step: int, like: dict[str, jax.Array]) -> dict[str, jax.Array]:
         target = {
@@ -266,9 +291,9 @@ class Checkpoints:
             remedy = "Restore it from a backup, or use another workdir and account for both runs."
             if steps[1:]:
                 remedy = f"Remove it to continue from step {steps[1]}."
+            path = self._files().get(steps[0], self.directory / str(steps[0]))
             raise CheckpointError(
-                f"The checkpoint {self.directory / str(steps[0])} cannot be read "
-                f"({_first_line(error)}). {remedy}"
+                f"The checkpoint {path} cannot be read ({_first_line(error)}). {remedy}"
             ) from error
 
     @contextmanager
@@ -311,21 +336,17 @@ def let_no_other_in(directory: Path, stack: ExitStack) -> None:
         pass  # a file system without locks
 
 
-def _write_through(folder: Path) -> None:
-    """Writes a folder and its files from the cache of the system to the disk."""
+def _write_through(paths: Iterable[Path]) -> None:
+    """Writes files and folders from the cache of the system to the disk."""
     if sys.platform == "win32":
         return  # Windows cannot synchronize a folder
 
-    def write(path: Path) -> None:
+    for path in paths:
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-    # A disk writes many files together about as fast as one.
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        list(pool.map(write, (*folder.rglob("*"), folder, folder.parent)))
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
@@ -348,8 +369,10 @@ def _texts(arrays: dict[str, jax.Array]) -> dict[str, str]:
     return {name: base64.b64encode(x.tobytes()).decode() for name, x in found.items()}
 
 
-def _digest(texts: dict[str, str]) -> str:
-    return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()
+def _with_digest(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns the JSON values of a record, with the SHA-256 of their text."""
+    values = records.plain(record)
+    return {**values, "digest": hashlib.sha256(records.to_json(values).encode()).hexdigest()}
 
 
 def _from_text(text: str, like: jax.Array) -> jax.Array:
