@@ -54,8 +54,8 @@ _LOST_GROUPS = 2.0**-62
 # after the other, so that rounding grows with the length and the number of parts.
 _LONG = 2**12
 _PART = 2**9
-# On TPU, a turn has up to eight parts, if they have together at most this many entries. Otherwise
-# factors are copied.
+# On TPU, a turn has several parts if they have together at most this many entries. Otherwise it
+# takes more memory.
 _PARTS_IN_TURN = _LONG // _PART
 _TURN_ENTRIES = 2**22
 # The entries of gradients that are formed at once and then discarded.
@@ -488,10 +488,10 @@ def _contract_in_parts(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
         return contract(axes, a, b)
     in_turns = partial(_contract_in_turns, axes, a, b)
     # Counting and cutting take as many kernels as a part.
-    fit = _TURN_ENTRIES // (math.prod(a.shape[:-1]) * _PART)
-    parts = min(max(fit, 1), _PARTS_IN_TURN)
+    length = _PARTS_IN_TURN * _PART
+    fits = math.prod(a.shape[:-1]) * length <= _TURN_ENTRIES
     found: jax.Array = lax.platform_dependent(
-        tpu=lambda: in_turns(parts * _PART), default=lambda: in_turns(_PART)
+        tpu=lambda: in_turns(length if fits else _PART), default=lambda: in_turns(_PART)
     )
     return found
 
