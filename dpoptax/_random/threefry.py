@@ -21,10 +21,6 @@ def threefry(
     `jax.random` hashes only counters with high word 0, except for arrays of more than 2³² elements.
     """
     # Primitives, because every operator of an array takes longer to trace.
-    if not counters.shape:  # A TPU starts a kernel for each operation on a scalar, so hash two.
-        two = lax.add(counters, lax.iota(np.uint32, 2))
-        high, low = threefry(key_high, key_low, two, stream=stream)
-        return high[0], low[0]
     parity = key_high ^ key_low ^ np.uint32(_KEY_PARITY)
     schedule = [jnp.broadcast_to(word, counters.shape) for word in (key_high, key_low, parity)]
     high = lax.add(schedule[0], np.uint32(stream))
@@ -35,7 +31,7 @@ def threefry(
             high = lax.add(high, low)
             low = lax.bitwise_xor(rotated(low, rotation), high)
         high = lax.add(high, schedule[(block + 1) % 3])
-        low = lax.add(lax.add(low, np.uint32(block + 1)), schedule[(block + 2) % 3])
+        low = lax.add(low, lax.add(schedule[(block + 2) % 3], np.uint32(block + 1)))
     return high, low
 
 
