@@ -54,10 +54,6 @@ _LOST_GROUPS = 2.0**-62
 # after the other, so that rounding grows with the length and the number of parts.
 _LONG = 2**12
 _PART = 2**9
-# On TPU, a turn has several parts if they have together at most this many entries. Otherwise it
-# takes more memory.
-_PARTS_IN_TURN = _LONG // _PART
-_TURN_ENTRIES = 2**22
 # The entries of gradients that are formed at once and then discarded.
 _FORMED_ENTRIES = 2**22
 # On TPU, groups with more entries are computed one after the other.
@@ -270,14 +266,8 @@ def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, j
     add = partial(_sum_inner_products, error=_sum_error(segments, sizes))
 
     def by_group() -> tuple[jax.Array, jax.Array]:
-        if len(segments) == 1:  # the last sums are those of all groups, by few kernels
-            sums = map_groups(lambda segments: sum_positions(segments, sizes), segments)
-            products, lengths = (jnp.sum(x, axis=-1) for x in sums)
-            squares = lax.optimization_barrier(products)
-        else:
-            squares, by_segment = map_groups(add, segments)
-            lengths = by_segment[..., 0]
-        return jnp.sum(squares, axis=0), lengths.swapaxes(0, 1)
+        squares, lengths = map_groups(add, segments)
+        return jnp.sum(squares, axis=0), lengths[..., 0].swapaxes(0, 1)
 
     def together() -> tuple[jax.Array, jax.Array]:
         return add(segments)
@@ -484,31 +474,14 @@ def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _contract_in_parts(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Contracts the last axis of both factors, in parts if it is long."""
-    if a.shape[-1] <= _LONG:
+    size = a.shape[-1]
+    if size <= _LONG:
         return contract(axes, a, b)
-    in_turns = partial(_contract_in_turns, axes, a, b)
-    # Counting and cutting take as many kernels as a part.
-    length = _PARTS_IN_TURN * _PART
-    fits = math.prod(a.shape[:-1]) * length <= _TURN_ENTRIES
-    found: jax.Array = lax.platform_dependent(
-        tpu=lambda: in_turns(length if fits else _PART), default=lambda: in_turns(_PART)
-    )
-    return found
 
+    def part(start: jax.Array | int, size: int) -> jax.Array:
+        cut = partial(cut_along, start=start, size=size, axis=a.ndim - 1)
+        return contract(axes, cut(a), cut(b))
 
-def _contract_in_turns(axes: str, a: jax.Array, b: jax.Array, length: int) -> jax.Array:
-    """Contracts the last axis in parts, one after the other, those of `length` in each turn."""
-    axis, size = a.ndim - 1, a.shape[-1]
-
-    def parts(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-        ends = list(range(_PART, a.shape[-1], _PART))
-        split = (jnp.split(x, ends, axis) for x in (a, b))
-        return [contract(axes, *cut) for cut in zip(*split, strict=True)]
-
-    def turn(number: jax.Array, total: jax.Array) -> jax.Array:
-        near = (cut_along(x, number * length, length, axis) for x in (a, b))
-        return reduce(jnp.add, parts(*near), total)
-
-    turns = (size - 1) // length
-    last = (lax.slice_in_dim(x, turns * length, size, axis=axis) for x in (a, b))
-    return lax.fori_loop(0, turns, turn, reduce(jnp.add, parts(*last)))
+    count, rest = divmod(size, _PART)
+    total = part(count * _PART, rest)  # zeros if nothing is left
+    return lax.fori_loop(0, count, lambda i, total: total + part(i * _PART, _PART), total)

@@ -336,17 +336,3 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 3
     close = lambda *x: np.testing.assert_allclose(*x, rtol=1e-5, atol=1e-6)  # noqa: E731
     jax.tree.map(close, results(coefficients), together)
-
-
-@pytest.mark.parametrize("size", [65, 256, 300])
-def test_long_rows_in_turns_give_the_same(size, monkeypatch):
-    """Checks inner products in parts, with one in each turn and as on TPUs with several."""
-    rows = floats(np.random.default_rng(0).integers(-3, 4, (2, 1, 4, size)))  # sums are exact
-    for name, length in {"_LONG": 64, "_PART": 32, "_PARTS_IN_TURN": 2}.items():
-        monkeypatch.setattr(factor_products, name, length)
-    for platform in ("default", "tpu"):
-        pick = lambda *args, _platform=platform, **ways: ways[_platform](*args)  # noqa: E731
-        with monkeypatch.context() as patch:
-            patch.setattr(jax.lax, "platform_dependent", pick)
-            found = factor_products._gram_matrix(rows, rows)
-        np.testing.assert_array_equal(found, np.einsum("bktr,bksr->bkts", rows, rows))
