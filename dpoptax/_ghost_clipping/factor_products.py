@@ -40,7 +40,7 @@ from dpoptax._rounding.bounds import (
     upper_square,
 )
 from dpoptax._support.tree import float32_at_least, widen
-from dpoptax._support.xla import round_to_dtype
+from dpoptax._support.xla import cut_along, map_range, round_to_dtype
 
 # Norms of vectors with n entries get this much more for each √n. It covers squares that are set to
 # zero, and makes the product of two norms so large that zeros in their inner product count as few
@@ -363,10 +363,10 @@ def map_groups(function: Callable[[list[Segment]], Any], segments: list[Segment]
     """
 
     def of_group(group: jax.Array) -> Any:
-        part = partial(lax.dynamic_slice_in_dim, start_index=group, slice_size=1, axis=1)
+        part = partial(cut_along, start=group, size=1, axis=1)
         return function([Segment(*map(part, segment)) for segment in segments])
 
-    return lax.map(of_group, jnp.arange(segments[0].rows.shape[1]))
+    return map_range(of_group, segments[0].rows.shape[1])
 
 
 def absolute_size(segments: list[Segment], sizes: Sizes) -> jax.Array:
@@ -479,7 +479,7 @@ def _contract_in_parts(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
         return contract(axes, a, b)
 
     def part(start: jax.Array | int, size: int) -> jax.Array:
-        cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=-1)
+        cut = partial(cut_along, start=start, size=size, axis=a.ndim - 1)
         return contract(axes, cut(a), cut(b))
 
     count, rest = divmod(size, _PART)

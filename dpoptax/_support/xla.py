@@ -193,6 +193,26 @@ def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
     ]
 
 
+def map_range(function: Callable[[jax.Array], Tree], count: int) -> Tree:
+    """Returns function(0), …, function(count - 1), stacked, computed one after the other.
+
+    The loop counts by itself. `lax.map` over a range would read each number from memory, and on a
+    TPU every operation on a scalar is a kernel.
+    """
+    _, found = lax.scan(lambda i, _: (i + 1, function(i)), jnp.int32(0), length=count)
+    stacked: Tree = found
+    return stacked
+
+
+def cut_along(x: jax.Array, start: jax.Array | int, size: int, axis: int) -> jax.Array:
+    """Returns part of an array, from a start that is not negative."""
+    starts: list[jax.Array | int] = [0] * x.ndim
+    starts[axis] = start
+    sizes = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
+    found: jax.Array = lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+    return found
+
+
 def once(draw: Callable[[], Tree], key: jax.Array) -> Tree:
     """Returns `draw()`, drawn with a key, computed once for all uses.
 

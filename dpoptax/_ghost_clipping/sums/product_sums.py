@@ -34,9 +34,10 @@ from dpoptax._rounding.bounds import (
     largest_ratio,
 )
 from dpoptax._support.tree import widen
+from dpoptax._support.xla import cut_along, map_range
 
 # On TPU, the largest part of the sum of a group.
-_PART_ENTRIES = 2**19
+_PART_ENTRIES = 2**20
 # As `FLOAT32_ERROR`, for a factor in bfloat16.
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 
@@ -168,12 +169,12 @@ def _sum_by_group(
     def sum_group(segments: list[Segment]) -> jax.Array:
         (rows, columns) = segments[0]
 
-        def sum_part(start: jax.Array) -> jax.Array:
-            part = lax.dynamic_slice_in_dim(rows, start, length, axis=3)
+        def sum_part(number: jax.Array) -> jax.Array:
+            part = cut_along(rows, number * length, length, axis=3)
             return in_blocks(block_sum, part, columns)
 
         # The parts, (R / length, 1, length, D), are in the order of the rows.
-        return lax.map(sum_part, jnp.arange(0, size, length)).reshape(sizes[1:])
+        return map_range(sum_part, size // length).reshape(sizes[1:])
 
     found: jax.Array = factor_products.map_groups(sum_group, [weighted])
     return found
