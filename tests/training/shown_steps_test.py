@@ -52,7 +52,7 @@ def noise_key(result):
 
 def newest(folder):
     """Returns the step of the newest complete checkpoint."""
-    return max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
+    return max(int(p.stem) for p in (folder / "checkpoints").glob("*.json"))
 
 
 class TestSavesBeforeShowing:
