@@ -13,6 +13,8 @@ from dpoptax.matrix import Strategy, optimal_banded_toeplitz
 from dpoptax.training import ConfigError
 from experiments.augmentations import flipped, shifted
 
+_OPTIMAL_STRATEGY = functools.cache(optimal_banded_toeplitz)
+
 
 @dataclasses.dataclass(frozen=True)
 class Method:
@@ -179,7 +181,7 @@ class CorrelatedNoise(Doppler):
 
     def strategy(self, steps: int) -> Strategy:
         try:
-            return _optimal_strategy(steps, self.bands)
+            return _OPTIMAL_STRATEGY(steps, min(self.bands, steps))
         except ImportError as error:
             raise ConfigError(f"method={self.name} needs an optional package. {error}") from error
 
@@ -206,11 +208,6 @@ class LPAdam(Doppler):
         if self.rank is None:
             return adam
         return optax.contrib.scale_by_galore(self.rank, base_optimizer=adam)
-
-
-@functools.cache
-def _optimal_strategy(steps: int, bands: int) -> Strategy:
-    return optimal_banded_toeplitz(steps, min(bands, steps))
 
 
 @dataclasses.dataclass(frozen=True)

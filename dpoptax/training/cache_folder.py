@@ -46,10 +46,7 @@ def make_private(folder: Path) -> None:
         return
     # Compare with the owner of a new file, not of the process: network disks may map all to nobody.
     with tempfile.TemporaryFile(dir=folder) as file:
-        if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
-            raise PermissionError(
-                f"The folder {folder} must belong to the current user. Use another folder."
-            )
+        _check_owner(folder, os.fstat(file.fileno()).st_uid)
     if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         folder.chmod(0o700)
 
@@ -68,10 +65,7 @@ def keep_newest(folder: Path, pattern: str, largest: int) -> None:
 def _check_others_keep_out(folder: Path) -> None:
     """Raises unless only this user can write to the folder or replace it."""
     found, *around = (place.stat() for place in (folder, *folder.resolve().parents))
-    if found.st_uid != os.getuid():
-        raise PermissionError(
-            f"The folder {folder} must belong to the current user. Use another folder."
-        )
+    _check_owner(folder, os.getuid())
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or any(map(_open_to_others, around)):
         raise PermissionError(
             f"The folder {folder} must not be writable by other users, who could replace its "
@@ -83,6 +77,13 @@ def _check_others_keep_out(folder: Path) -> None:
             "it. Use another folder."
         )
     folder.chmod(0o700)
+
+
+def _check_owner(folder: Path, user: int) -> None:
+    if folder.stat().st_uid != user:
+        raise PermissionError(
+            f"The folder {folder} must belong to the current user. Use another folder."
+        )
 
 
 def _open_to_others(found: os.stat_result) -> bool:

@@ -5,9 +5,6 @@ import difflib
 import traceback
 from collections.abc import Iterable, Iterator
 
-_LONG = 64
-"""Longer lists of names are abbreviated."""
-
 
 class ConfigError(ValueError):
     """Raised for an invalid config or command line. The message names the remedy."""
@@ -44,7 +41,7 @@ def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigE
     near = difflib.get_close_matches(str(value), names, n=1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     allowed = f"one of {', '.join(names)}"
-    if len(names) > _LONG:
+    if len(names) > 64:
         allowed = f"one of {len(names)} names such as {', '.join(names[:3])}"
     subject = f"`{field}`" if field.isidentifier() else field
     return ConfigError(f"{subject} must be {allowed}, got {value!r}.{meant}")

@@ -42,16 +42,14 @@ def table(*, rows: int = len(SETTINGS)) -> str:
 
 def _row(size: int, batch: int, steps: int, epsilon: float, delta: float) -> Iterator[str]:
     yield from (f"{size:,}", f"{batch:,}", f"{steps:,}", f"{epsilon:g}")
-    samplers = (sampling.PoissonSampler, sampling.RandomAllocationSampler)
     plans = [
         PrivacyPlan(sampler=kind(size, batch), steps=steps, epsilon=epsilon, delta=delta)
-        for kind in samplers
+        for kind in (sampling.PoissonSampler, sampling.RandomAllocationSampler)
     ]
-    run, allocated = (plan.guarantee() for plan in plans)
-    for plan, planned in zip(plans, (run, allocated), strict=True):
-        (stage,) = planned.releases
-        ((_, sigma),) = stage.phases
-        yield f"{sigma / plan.sampler.sampling_probability:.4g}"
+    for plan in plans:
+        assert isinstance(plan.noise_multiplier, float)
+        yield f"{plan.noise_multiplier / plan.sampler.sampling_probability:.4g}"
+    run = plans[0].guarantee()
     best = selection.best_of_random([run], mean=20, distribution="geometric")
     for accountant in ("rdp", "pld"):
         yield f"{Guarantee(best, accountant=accountant).epsilon(delta):.2f}"

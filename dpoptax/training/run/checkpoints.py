@@ -34,6 +34,7 @@ from dpoptax.runs import differing
 from dpoptax.training import cache_folder, hosts
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
+from dpoptax.training.run.inputs import copied
 
 FORMAT = 9
 
@@ -175,7 +176,7 @@ class Checkpoints:
         if jax.default_backend() == "cpu":
             # On the CPU, the transfer to the host does not copy, and the next step may overwrite
             # the arrays.
-            arrays = _copied(arrays)
+            arrays = copied(arrays)
         stored = ocp.args.JsonSave(_with_digest(record)), ocp.args.StandardSave(arrays)
         args = ocp.args.Composite(record=stored[0], state=stored[1])
         self._manager.save(step, args=args, force=True)
@@ -355,12 +356,9 @@ def _arrays(state: Any) -> dict[str, jax.Array]:
     return {f"{index:05d}": leaf for index, leaf in leaves if leaf.size}
 
 
-def _is_key(array: jax.Array) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
-
-
 def _numbers(array: jax.Array) -> jax.Array:
-    return jax.random.key_data(array) if _is_key(array) else array
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if is_key else array
 
 
 def _texts(arrays: dict[str, jax.Array]) -> dict[str, str]:
@@ -380,14 +378,9 @@ def _from_text(text: str, like: jax.Array) -> jax.Array:
     numbers = _numbers(like)
     found = np.frombuffer(base64.b64decode(text, validate=True), numbers.dtype)
     array = jnp.array(found.reshape(numbers.shape))  # a copy, because the next step donates it
-    if _is_key(like):
+    if numbers is not like:  # a key
         array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
     return hosts.place(array, like.sharding)
-
-
-@jax.jit
-def _copied(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return jax.tree.map(jnp.copy, arrays)
 
 
 def _names(state: Any) -> list[str]:
