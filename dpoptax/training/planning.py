@@ -41,11 +41,6 @@ class RunCost:
     batch_bytes: int
     flops: float | None
 
-    @property
-    def plan(self) -> "dpoptax.PrivacyPlan | PlainPlan":
-        """The plan of the run."""
-        return self.task.plan
-
 
 def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
     """Computes the cost of a task from shapes.
@@ -79,7 +74,7 @@ def plan_run(task: Task, *, count_flops: bool = True) -> RunCost:
 
 def text(name: str, cost: RunCost) -> str:
     """Formats the cost of one run with a line for each number."""
-    task, plan = cost.task, cost.plan
+    task, plan = cost.task, cost.task.plan
     lines = [("method", f"{task.name} on {task.dataset}")]
     if isinstance(plan, PlainPlan):
         lines += [("steps", f"{plan.steps:,}"), ("ε", f"none: {plan.reason}")]
@@ -134,7 +129,7 @@ def table(configs: dict[str, Config], *, progress: bool = False) -> tuple[str, l
 
 def _privacy(cost: RunCost) -> tuple[str, str, str, str]:
     """Returns steps, q, σ and ε of a row."""
-    task, plan = cost.task, cost.plan
+    task, plan = cost.task, cost.task.plan
     if isinstance(plan, PlainPlan):
         said = "not private" if plan.noise is None else "none proven"
         return f"{plan.steps:,}", "", "", said

@@ -132,7 +132,7 @@ def test_plan_needs_neither_data_nor_checkpoint():
     # Twelve layers with corrections of query and value, and a two-class head.
     assert cost.num_params == 12 * 2 * 2 * 768 * 16 + 768 * 768 + 768 + 768 * 2 + 2
     assert cost.num_params + cost.num_frozen == 124_647_170 + 12 * 2 * 2 * 768 * 16
-    assert cost.plan.sampler.dataset_size == 67_349
+    assert cost.task.plan.sampler.dataset_size == 67_349
     assert f"{cost.num_params:,} trained, {cost.num_frozen:,} frozen" in text("sst2", cost)
 
 

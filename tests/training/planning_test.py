@@ -28,9 +28,9 @@ def test_plan_matches_run(tmp_path, monkeypatch):
     monkeypatch.setattr("dpoptax.training.run.figures.plot_run", lambda *_: None)
     cost = _cost()
     summary = train_and_evaluate(TINY, tmp_path, progress=False)
-    assert cost.plan.epsilon == pytest.approx(summary["epsilon"])
-    assert cost.plan.noise_multiplier == summary["noise_multiplier"]
-    assert (cost.plan.steps, cost.num_params) == (summary["steps"], summary["num_params"])
+    assert cost.task.plan.epsilon == pytest.approx(summary["epsilon"])
+    assert cost.task.plan.noise_multiplier == summary["noise_multiplier"]
+    assert (cost.task.plan.steps, cost.num_params) == (summary["steps"], summary["num_params"])
 
 
 def test_memory_matches_state_sizes():
@@ -75,7 +75,7 @@ def test_plan_states_missing_proof():
 def test_plan_names_cheaper_sampling():
     changes = {"accountant": "pld", "epsilon": 3.0, "steps": 15, "batch_size": 256}
     found = text("tiny", _cost(**changes))
-    chosen = _cost(**changes, sampling="balls_in_bins").plan
+    chosen = _cost(**changes, sampling="balls_in_bins").task.plan
     sigma, q = map(
         float, re.search(r"σ = ([\d.]+) and q = ([\d.]+) for the same ε", found).groups()
     )
@@ -128,7 +128,7 @@ def test_plans_every_row_of_transformer():
         private = flags["method"].default.private
         noise = {"noise_multiplier": 9.0, "epsilon": None} if private else {}
         cost = plan_run(row.task(accountant="rdp", **noise), count_flops=False)
-        assert (cost.num_params, cost.plan.steps) == (26_538, flags["steps"].default)
+        assert (cost.num_params, cost.task.plan.steps) == (26_538, flags["steps"].default)
 
 
 def test_invalid_row_is_reported_with_other_rows():
