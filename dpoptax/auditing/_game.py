@@ -63,8 +63,8 @@ class Game:
         if rows != records and not (rows == 1 and draws_alone(self.sampler)):
             raise ValueError(
                 f"`dataset` must have a row for each of the sampler's {records} records, got "
-                f"{rows} rows. Under a `PoissonSampler` without `max_batch_size`, it may also hold "
-                "the canary alone."
+                f"{rows} rows. Under a `PoissonSampler` without `max_batch_size`, a single row for "
+                "the canary is also possible."
             )
 
     @property

@@ -126,7 +126,7 @@ class Participation:
     @property
     def _amplified(self) -> bool:
         bands, sampler = self.strategy.bands, self.sampler
-        # The steps of an example are at least a cycle apart, so no two of them share a band.
+        # A cycle lies between any two steps of an example, so their bands do not overlap.
         return (
             _draws_as(sampler, CyclicPoissonSampler)
             and bands is not None

@@ -146,7 +146,7 @@ def clip_and_sum(
 def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:
     """Returns the pieces of each example's gradient: first products, then bundles."""
     products, planned = gradients.products, gradients.plan.products
-    pieces = sums.product_sums.make_pieces(products, planned, groups) if products else []
+    pieces = sums.product_sums.product_pieces(products, planned, groups) if products else []
     for (leaf, *_), formed in gradients.formed.items():
         size = bounds.formed_bounds(formed)
         pieces.append(Piece(size, groups[leaf], sum_error=FLOAT32_ERROR))

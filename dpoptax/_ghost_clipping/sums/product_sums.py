@@ -300,7 +300,7 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
 
 
-def make_pieces(
+def product_pieces(
     products: list[FactoredGradients], planned: Sequence[Product], groups: list[int]
 ) -> list[Piece]:
     """Returns the pieces of the norm that are products."""
@@ -323,6 +323,7 @@ def measure_products(products: list[FactoredGradients], methods: list[str]) -> l
         else:
             found[i] = measure(factored, method)
     for indices in by_positions.values():
+        # Each has arrays (B, L) with the same L, which are stacked and summed over L by one kernel.
         sums = [sum_positions(products[i]) for i in indices]
         given = [(products[i].segments, products[i].sizes) for i in indices]
         together = factor_products.measure_together(sums, given)
