@@ -37,12 +37,12 @@ def test_recipe_matches_source_and_stated_epsilon(path):
     config = load_config(path)
     parameters, epochs, *settings, epsilon = STATED[path.stem]
     cost = planning.plan_run(config.task(accountant="rdp"), count_flops=False)
-    run, size = settings_of(config), cost.plan.sampler.dataset_size
+    run, size = settings_of(config), cost.task.plan.sampler.dataset_size
     assert cost.num_params == parameters
-    assert cost.plan.steps == run.steps == pytest.approx(epochs * size / settings[0], 1e-2)
+    assert cost.task.plan.steps == run.steps == pytest.approx(epochs * size / settings[0], 1e-2)
     assert [run.batch_size, run.l2_clip_norm, run.learning_rate] == settings
     assert (run.epsilon, run.delta) == (epsilon, 1e-5)
-    assert 0.99 * epsilon < cost.plan.epsilon <= epsilon
+    assert 0.99 * epsilon < cost.task.plan.epsilon <= epsilon
     assert re.search(
         r"\((?:[^()]*, )?\d{4}\)", ast.get_docstring(ast.parse(path.read_text("utf-8")))
     )
