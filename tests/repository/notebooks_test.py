@@ -60,13 +60,17 @@ def test_first_cell_installs_the_copy_around_it_or_the_repository(path, told, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path, monkeypatch):
+def test_notebook_runs(path, tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling takes longest
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    # The folder of the files that a notebook writes.
+    resources = {"metadata": {"path": tmp_path}}
+    nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources=resources
+    ).execute()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
