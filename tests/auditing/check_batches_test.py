@@ -175,16 +175,17 @@ FAULTS = {
     ),
     "too large a rate": (
         _repeat(lambda rng: _poisson(rng, rate=1.1 * B / N)),
-        "Poisson samples of 69.91 on average",
+        "Poisson samples of ",
     ),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_finds_fault_of_loader(name):
+@pytest.mark.parametrize("seed", range(5))
+def test_finds_fault_of_loader(name, seed):
     make, closer = FAULTS[name]
     lengths = LENGTHS if "length" in name else None
-    batches = make(np.random.default_rng(0))
+    batches = make(np.random.default_rng(seed))
     report = auditing.check_batches(batches, dataset_size=N, claimed=CLAIM, lengths=lengths)
     assert report.impossible or report.findings[0].p_value < 1e-6
     assert report.alarm
