@@ -10,7 +10,7 @@ import optax
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._release import ledger
-from dpoptax.contrib._coordinates import to_hyperspherical
+from dpoptax.contrib._geodp import to_hyperspherical
 from tests.helpers import planned_epsilon
 
 PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(2)}

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import TypeAlias
 
-# The mesh axes of each axis of an array, as in a `jax.P`.
-Spec: TypeAlias = Sequence[Hashable]
+from jax.sharding import PartitionSpec
+
+from dpoptax._rounding.device_sums import names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def stack_turns(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes:
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def split_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
+def split_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: PartitionSpec) -> ExampleAxes | None:
     """Returns the axes of one device's part, for an array with this `jax.P`."""
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
@@ -113,7 +113,7 @@ def split_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAx
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def join_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
+def join_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: PartitionSpec) -> ExampleAxes | None:
     """Returns the axes of the whole array from those of the devices' parts.
 
     It inverts `split_devices`.
@@ -127,11 +127,6 @@ def join_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxe
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def _sharing_axes(spec: Spec, digit: AxisDigit) -> tuple[Hashable, ...]:
+def _sharing_axes(spec: PartitionSpec, digit: AxisDigit) -> tuple[Hashable, ...]:
     """Returns the mesh axes that an axis of an array is split over."""
-    return mesh_axes(spec[digit.axis]) if digit.axis < len(spec) else ()
-
-
-def mesh_axes(axes: Hashable) -> tuple[Hashable, ...]:
-    """Returns the named mesh axes: one, several or none."""
-    return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    return names_of(spec[digit.axis]) if digit.axis < len(spec) else ()

@@ -26,11 +26,13 @@ from dpoptax._information_flow.labels import (
     PRIVATE_DATA,
     Content,
     Label,
+    LoopLabels,
     apply_mark,
     condition_label,
     join_labels,
+    manual_axes,
+    varying_axes,
 )
-from dpoptax._information_flow.loop_labels import LoopLabels, manual_axes, varying_axes
 from dpoptax._information_flow.noise_draws import NoiseDraws
 from dpoptax._information_flow.source_lines import (
     quoted_line,
@@ -39,6 +41,7 @@ from dpoptax._information_flow.source_lines import (
     uses_own_table,
 )
 from dpoptax._pricing.checks import is_hashable
+from dpoptax._rounding.device_sums import names_of
 from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
 from dpoptax._support.marks import (
     CLIPPED,
@@ -385,9 +388,7 @@ class LabelFollower:
             # Devices get different parts of an array along the mesh axes that it is split over.
             part = devices.enter(label, functools.partial(example_axes.split_devices, spec=spec), i)
             given.append(
-                dataclasses.replace(
-                    part, varying=part.varying.union(*map(example_axes.mesh_axes, spec))
-                )
+                dataclasses.replace(part, varying=part.varying.union(*map(names_of, spec)))
             )
         found = self.follow(jaxpr, given, around)
         results = []

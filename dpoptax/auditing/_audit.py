@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from scipy import linalg
 
 from dpoptax._random.keys import check_key
-from dpoptax.auditing._claim import (
+from dpoptax.auditing._error_curves import trade_off_curve
+from dpoptax.auditing._game import Game, leaf_projections
+from dpoptax.auditing._replay import Runs
+from dpoptax.auditing._result import (
+    AuditResult,
     ThreatModel,
     check_options,
     check_seen,
     claim_of,
     state_after,
 )
-from dpoptax.auditing._error_curves import trade_off_curve
-from dpoptax.auditing._game import Game, leaf_projections
-from dpoptax.auditing._replay import Runs
-from dpoptax.auditing._result import AuditResult
 
 try:
     from jax_privacy.auditing import CanaryScoreAuditor, Explicit

@@ -10,10 +10,16 @@ from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
-from dpoptax.auditing._claim import ThreatModel, check_options, check_seen, claim_of
 from dpoptax.auditing._game import Game
 from dpoptax.auditing._replay import one_run
-from dpoptax.auditing._result import AuditResult, Bound
+from dpoptax.auditing._result import (
+    AuditResult,
+    Bound,
+    ThreatModel,
+    check_options,
+    check_seen,
+    claim_of,
+)
 from dpoptax.sampling import Sampler
 
 # The least number of guesses.

@@ -10,6 +10,7 @@ from scipy import stats
 from dpoptax.auditing._batch_laws import NO_POOL, Count, Integers, Law, Marked, Step
 from dpoptax.auditing._exact_scores import (
     FALSE_ALARM,
+    Array,
     Finding,
     binomial_scores,
     extremes_p_value,
@@ -17,8 +18,6 @@ from dpoptax.auditing._exact_scores import (
     mean_p_value,
     spread_p_value,
 )
-
-Array = NDArray[np.float64]
 
 NEW = "first draws of a record"
 PREVIOUS = "repeats from the batch before"

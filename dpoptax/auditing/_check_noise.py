@@ -5,13 +5,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from dpoptax._pricing.checks import number
-from dpoptax.auditing._exact_scores import FALSE_ALARM, Checked, Finding, spread_p_value
-
-Array = NDArray[np.float64]
+from dpoptax.auditing._exact_scores import FALSE_ALARM, Array, Checked, Finding, spread_p_value
 
 
 @dataclasses.dataclass(frozen=True)

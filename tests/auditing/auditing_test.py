@@ -12,7 +12,7 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._rounding import bounds
-from dpoptax.auditing import _claim, _replay, _worst_example
+from dpoptax.auditing import _replay, _result, _worst_example
 from dpoptax.matrix import CyclicPoissonSampler
 from tests import games, helpers
 from tests.helpers import slow_but
@@ -280,8 +280,8 @@ def test_only_exact_claims_have_a_family(sampler, bands, exact):
     game = auditing.canary_gradient(
         tx, games.CLIP, games.PARAMS, sampler, steps=4, background=others
     )
-    state = _claim.state_after(game, np.array([[4, 0]]))
-    claim = _claim.claim_of(game.sampler, lambda: state, 1e-2, None)
+    state = _result.state_after(game, np.array([[4, 0]]))
+    claim = _result.claim_of(game.sampler, lambda: state, 1e-2, None)
     assert (claim["family"] is not None) == exact
     assert claim["claimed"] is not None
 

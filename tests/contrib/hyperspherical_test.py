@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
+from dpoptax.contrib._geodp import from_hyperspherical, to_hyperspherical
 from tests.helpers import slow_but
 from tests.oracles import geodp as oracle
 

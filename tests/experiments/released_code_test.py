@@ -8,7 +8,8 @@ import pytest
 
 from dpoptax import accounting, auditing
 from experiments.command_line import main
-from experiments.released import decomposition, geodp, linear_model, noise, rules, tables
+from experiments.released import decomposition, linear_model, noise, rules, tables
+from experiments.released.geodp_digits import dp_branch, geodp_branch
 from experiments.released.problems import PROBLEMS, Composed, Halved
 from tests.oracles import disk as disk_oracle
 from tests.oracles import pmlf as pmlf_oracle
@@ -130,18 +131,18 @@ def test_one_example_moves_geodp_baseline_by_whole_bound():
     one, size = np.zeros(50), 64
     one[0] = 1e3 / size  # one example of 64
     zero = np.zeros(50)
-    moved = geodp.dp_branch(one, 0.1, size, zero) - geodp.dp_branch(zero, 0.1, size, zero)
+    moved = dp_branch(one, 0.1, size, zero) - dp_branch(zero, 0.1, size, zero)
     assert np.linalg.norm(moved) == pytest.approx(0.1)
-    turned = geodp.dp_branch(-one, 0.1, size, zero) - geodp.dp_branch(one, 0.1, size, zero)
+    turned = dp_branch(-one, 0.1, size, zero) - dp_branch(one, 0.1, size, zero)
     assert np.linalg.norm(turned) == pytest.approx(0.2)
 
 
 def test_geodp_divides_angle_noise_by_batch_size():
     mean, noise_ = np.array([0.3, -0.1, 0.2, 0.05]), np.zeros(4)
-    before = geodp.geodp_branch(mean, 0.1, 64, noise_, beta=0.1)
+    before = geodp_branch(mean, 0.1, 64, noise_, beta=0.1)
     np.testing.assert_allclose(before, mean, atol=1e-12)
     noise_[1] = 1e-4
-    after = geodp.geodp_branch(mean, 0.1, 64, noise_, beta=0.1)
+    after = geodp_branch(mean, 0.1, 64, noise_, beta=0.1)
     angles = [np.arccos(step[0] / np.linalg.norm(step)) for step in (before, after)]
     wanted = math.sqrt(6) * 0.1 * math.pi * 1e-4 / 64
     assert angles[1] - angles[0] == pytest.approx(wanted, rel=1e-3)
