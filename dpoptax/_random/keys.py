@@ -174,7 +174,9 @@ def two_words(key: jax.Array, number: int) -> jax.Array:
     if _is_chacha20(key):
         return _generator(key).fold_in(key, jnp.uint32(number))[:2]
     high, low = jax.random.key_data(key)
-    return jnp.stack(threefry.threefry(high, low, jnp.uint32(number)))
+    # A TPU starts a kernel for each operation on a scalar, so hash two.
+    two = lax.add(np.uint32(number), lax.iota(np.uint32, 2))
+    return jnp.stack(threefry.threefry(high, low, two))[:, 0]
 
 
 def words_of(key: jax.Array) -> bytes:

@@ -22,7 +22,6 @@ from dpoptax import _rounding
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.plan import Product
-from dpoptax._losses.rules import Sizes
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.bounds import (
     FLOAT32_ERROR,
@@ -34,10 +33,7 @@ from dpoptax._rounding.bounds import (
     largest_ratio,
 )
 from dpoptax._support.tree import widen
-from dpoptax._support.xla import cut_along, map_range
 
-# On TPU, the largest part of the sum of a group.
-_PART_ENTRIES = 2**20
 # As `FLOAT32_ERROR`, for a factor in bfloat16.
 BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 
@@ -126,7 +122,7 @@ def sum_segment(
     together = functools.partial(in_blocks, _sum_positions, *weighted)
     if not factor_products.has_large_groups(sizes):
         return together()
-    by_group = functools.partial(_sum_by_group, weighted, sizes, in_blocks)
+    by_group = functools.partial(_sum_by_group, weighted, in_blocks)
     found: jax.Array = lax.platform_dependent(tpu=by_group, default=together)
     return found
 
@@ -152,31 +148,15 @@ def _sum_merged(rows: jax.Array, columns: jax.Array) -> jax.Array:
     return factor_products.contract("nr,nd->rd", *merged)
 
 
-def _sum_by_group(
-    weighted: Segment, sizes: Sizes, in_blocks: Callable[..., jax.Array]
-) -> jax.Array:
+def _sum_by_group(weighted: Segment, in_blocks: Callable[..., jax.Array]) -> jax.Array:
     """Returns the sum of a weighted segment, one large group after the other.
 
-    On TPU, a product of all groups takes longer to compile, and its operands are copied. A sum that
-    fits into vector memory is compiled as one unrolled kernel, and a quarter of it compiles in a
-    quarter of the time. So rows are summed in parts, which are aligned with tiles of 128 entries.
+    On TPU, a product of all groups takes longer to compile, and its operands are copied.
     """
     block_sum = functools.partial(factor_products.contract, "bktr,bktd->krd")
-    _, size, columns = sizes
-    lengths = [n for n in range(128, size, 128) if size % n == 0 and n * columns <= _PART_ENTRIES]
-    length = max(lengths, default=size)
-
-    def sum_group(segments: list[Segment]) -> jax.Array:
-        (rows, columns) = segments[0]
-
-        def sum_part(number: jax.Array) -> jax.Array:
-            part = cut_along(rows, number * length, length, axis=3)
-            return in_blocks(block_sum, part, columns)
-
-        # The parts, (R / length, 1, length, D), are in the order of the rows.
-        return map_range(sum_part, size // length).reshape(sizes[1:])
-
-    found: jax.Array = factor_products.map_groups(sum_group, [weighted])
+    found: jax.Array = factor_products.map_groups(
+        lambda segments: in_blocks(block_sum, *segments[0])[0], [weighted]
+    )
     return found
 
 
