@@ -318,9 +318,8 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
     coefficients = floats(rng.uniform(0, 1, 6))
     together = results(coefficients)
     monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
-    monkeypatch.setattr(product_sums, "_PART_ENTRIES", 1024)
     pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
     monkeypatch.setattr(jax.lax, "platform_dependent", pick)
-    assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 3
+    assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 2
     close = lambda *x: np.testing.assert_allclose(*x, rtol=1e-5, atol=1e-6)  # noqa: E731
     jax.tree.map(close, results(coefficients), together)
