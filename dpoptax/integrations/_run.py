@@ -30,8 +30,8 @@ from dpoptax.runs import (
     tree_digest,
 )
 from dpoptax.training.run import seeds
-from dpoptax.training.run.feeding import Inputs as Inputs
-from dpoptax.training.run.feeding import input_shapes, inputs_of
+from dpoptax.training.run.step_inputs import Inputs as Inputs
+from dpoptax.training.run.step_inputs import input_shapes, inputs_of
 from dpoptax.users import UserTable, per_user_loss
 
 _NOT_SHOWN = (

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import (
@@ -16,11 +17,13 @@ from dpoptax.runs import (
     RunIdentity,
     data_of,
     digest_of,
+    draw,
     draws_of,
     key_of_words,
     noise_key_of,
     noise_of,
     noise_stage,
+    read_batch,
     sampler_of,
     seeded,
     settings,
@@ -32,13 +35,13 @@ from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.run import inputs, records, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.feeding import Inputs, feed, input_shapes
 from dpoptax.training.run.step import (
     Step,
     make_step,
     on_one_device,
     optimizer_digest,
 )
+from dpoptax.training.run.step_inputs import Inputs, input_shapes, inputs_of
 from dpoptax.training.task import PlainPlan, Task, least_noise
 
 _DIGEST = "`{}`, with everything that it closes over,"
@@ -104,7 +107,14 @@ class RunProgram:
         if not isinstance(task.plan, PlainPlan):
             key = noise_key_of(opt_state)
         secret = seeds.random_key(key) if self.random else None
-        return feed(self.sampler(opt_state), task.data, self.mesh, task.users, secret)
+        sharding = None if self.mesh is None else NamedSharding(self.mesh, P("data"))
+        sampler, read = self.sampler(opt_state), functools.partial(streaming.read, task.data)
+
+        def load(step: int) -> Inputs:
+            batch = read_batch(read, draw(sampler, task.users, step), sharding)
+            return inputs_of(step, *batch, secret, sharding)
+
+        return load
 
     def shown(self, params: Any, opt_state: Any) -> tuple[Any, ...]:
         """Returns the arguments of `evaluate`."""

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import digest_of, traced
-from dpoptax.training.run.feeding import Inputs
 from dpoptax.training.run.inputs import param_specs
+from dpoptax.training.run.step_inputs import Inputs
 from dpoptax.training.task import Task
 from dpoptax.users import per_user_loss
 

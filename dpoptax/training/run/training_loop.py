@@ -13,10 +13,10 @@ from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.run import records, resume, seeds
 from dpoptax.training.run.announcer import PATIENCE
 from dpoptax.training.run.context import Context, Record
-from dpoptax.training.run.feeding import Inputs
 from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.program import RunProgram, bounds
 from dpoptax.training.run.step import compiled_step, on_one_device
+from dpoptax.training.run.step_inputs import Inputs
 from dpoptax.training.task import PlainPlan
 
 _AHEAD = 0.25

@@ -1,18 +1,13 @@
-"""Feeds the batches that a sampler draws to the device."""
+"""Describes the arrays that a compiled step gets."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpoptax.runs import draw, read_batch
-from dpoptax.sampling import Sampler
 from dpoptax.training import hosts
-from dpoptax.training.data import streaming
 from dpoptax.users import UserTable
 
 
@@ -71,29 +66,3 @@ def input_shapes(columns: Any, size: int, users: UserTable | None, *, random: bo
         return inputs
     key = jax.eval_shape(jax.random.key, 0)
     return inputs._replace(ids=drawn((size,), np.int64), key=key)
-
-
-def feed(
-    sampler: Sampler,
-    source: streaming.Source,
-    mesh: Mesh | None,
-    users: UserTable | None,
-    secret: jax.Array | None,
-) -> Callable[[int], Inputs]:
-    """Returns a function from a step to its inputs.
-
-    Args:
-        sampler: Draws the records, or the users.
-        source: The records.
-        mesh: Devices along an axis "data" that share each batch. None: one device.
-        users: The records of each user. None: the sampler draws records.
-        secret: The key of losses with randomness. None: the loss has none.
-    """
-    sharding = None if mesh is None else NamedSharding(mesh, P("data"))
-    read = functools.partial(streaming.read, source)
-
-    def load(step: int) -> Inputs:
-        batch = read_batch(read, draw(sampler, users, step), sharding)
-        return inputs_of(step, *batch, secret, sharding)
-
-    return load
