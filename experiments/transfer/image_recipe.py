@@ -93,7 +93,7 @@ class ImagesArguments:
 
 
 class _Arm(NamedTuple):
-    """A way to train: its name in the records, B, T, and what is tried.
+    """Holds a way to train: its name in the records, B, T, and the settings to try.
 
     `train(held_out, epsilon, rate, seed)` returns the result and its accuracy on held-out images.
     """

@@ -175,7 +175,7 @@ FAULTS = {
     ),
     "too large a rate": (
         _repeat(lambda rng: _poisson(rng, rate=1.1 * B / N)),
-        "Poisson samples of ",
+        "Poisson samples of {mean:.4g} on average",
     ),
 }
 
@@ -186,6 +186,7 @@ def test_finds_fault_of_loader(name, seed):
     make, closer = FAULTS[name]
     lengths = LENGTHS if "length" in name else None
     batches = make(np.random.default_rng(seed))
+    closer = closer and closer.format(mean=np.mean([len(batch) for batch in batches]))
     report = auditing.check_batches(batches, dataset_size=N, claimed=CLAIM, lengths=lengths)
     assert report.impossible or report.findings[0].p_value < 1e-6
     assert report.alarm

@@ -40,7 +40,7 @@ def told(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_first_cell_installs_the_copy_around_it_or_the_repository(path, told, tmp_path):
-    """Before a release only a copy may exist, and after it Colab opens the notebook alone."""
+    """Checks a notebook inside a copy of the repository, and one without a copy, as on Colab."""
     cell = _code(path)[0]
     needs_copy = any("from experiments" in later for later in _code(path))
     address = "https://github.com/dpoptax/dpoptax"
