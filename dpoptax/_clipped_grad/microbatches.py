@@ -18,7 +18,7 @@ from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._support.jaxprs import equations
 from dpoptax._support.tree import PyTree
-from dpoptax._support.xla import device_of
+from dpoptax._support.xla import device_of, materialize
 
 # Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for scatters.
 _REWRITTEN = re.compile("conv_general_dilated|select_and_scatter_add")
@@ -85,7 +85,9 @@ class BatchSum:
           whole: the batch of all devices; `None` for these examples.
         """
         total, aux = self.parts(points, records, mask, key, whole or WholeBatch(mask.shape[0]))
-        return self.engine.join(points.points[0], total), aux
+        # Stored, so that the compiler does not compute the sum again for each of its readers. These
+        # read their part of a stored bundle, without a copy.
+        return self.engine.join(points.points[0], materialize(total)), aux
 
     def parts(
         self,

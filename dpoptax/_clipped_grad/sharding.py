@@ -15,6 +15,7 @@ from dpoptax._points.points import GradientPoints
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._rounding.device_sums import Layout, device_adder
 from dpoptax._support.tree import PyTree, kind_of
+from dpoptax._support.xla import materialize
 
 # `sums(points, records, mask, key)` of `clipped_grad` returns the clipped sum and aux.
 DeviceSum = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
@@ -127,7 +128,7 @@ def sum_in_backward(sums: BatchSum, layout: Layout, bound: float) -> DeviceSum:
         if layout.is_explicit:
             run = _on_automatic_axes(sum_parts, layout, points.points[0])
         found, aux = run(points, records, mask, key)
-        return sums.engine.join(points.points[0], found), aux
+        return sums.engine.join(points.points[0], materialize(found)), aux
 
     return total
 

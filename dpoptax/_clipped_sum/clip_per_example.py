@@ -89,7 +89,7 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
         examples = batch_length(updates)
         grads, is_example = mark((updates, check_mask(mask, examples)), EXAMPLES)
         terms = Terms(clip, None, examples, mask is None, AT_PARAMETERS)
-        return sealed(sum_clipped(clip, grads, is_example), terms), state
+        return sealed(materialize(sum_clipped(clip, grads, is_example)), terms), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -114,7 +114,7 @@ def sum_clipped(
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
     add = block_sums.sum_weighted if grid is None else functools.partial(_sum_steps, grid)
-    # One row of coefficients for each leaf, since groups of leaves may have different bounds.
+    # Each leaf has its own coefficients, since groups of leaves may have different bounds.
     totals = list(map(add, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)
 
@@ -131,13 +131,13 @@ class ClippedUnits(NamedTuple):
 
     Attributes:
       units: leaves (B, …) of gradients, float32 or wider, finite.
-      coefficients: (leaves, B). Their products with the units are the clipped gradients.
+      coefficients: (B,) of each leaf. Their products with the units are the clipped gradients.
       norms: (B,), norms of whole gradients if the geometry has one group.
       used: (B,), whether each example is finite and not masked.
     """
 
     units: list[jax.Array]
-    coefficients: jax.Array
+    coefficients: list[jax.Array]
     norms: jax.Array
     used: jax.Array
 

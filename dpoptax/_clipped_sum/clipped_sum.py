@@ -134,19 +134,22 @@ def trust_clipped(
     >>> trust_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).sum
     Array([0., 0.], dtype=float32)
     """
-    return sealed(mark(total, VOUCHED), Terms(as_clip(clip), grid, examples), reference)
+    return sealed(
+        mark(materialize(total), VOUCHED), Terms(as_clip(clip), grid, examples), reference
+    )
 
 
 def sealed(
     total: PyTree, terms: Terms, reference: PyTree = None, *, accumulated: bool = False
 ) -> ClippedSum:
-    """Seals a sum that was clipped here, or accumulated from such sums; see `trust_clipped`."""
+    """Seals a sum that was clipped here, or accumulated from such sums; see `trust_clipped`.
+
+    The sum is stored, so that the compiler does not compute it again for each of its readers.
+    """
     if terms.grid is not None:
         _check_integers(total, terms.grid)
     # Each part of a complex normal has half of the variance, so it would get too little noise.
     check_real(total)
-    # Materialized, so that the compiler does not compute the sum again for each of its readers.
-    total = materialize(total)
     total = total if accumulated else mark(total, CLIPPED)
     arrays, leaves = seal((total, reference), terms.identity)
     return ClippedSum(arrays, terms, leaves)

@@ -171,12 +171,8 @@ def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=1)  # outside of `jit`, each operation would compile
 def two_words(key: jax.Array, number: int) -> jax.Array:
     """Returns two words of the key for a number. They do not reveal the key itself."""
-    if _is_chacha20(key):
-        return _generator(key).fold_in(key, jnp.uint32(number))[:2]
-    high, low = jax.random.key_data(key)
-    # A TPU starts a kernel for each operation on a scalar, so hash two.
-    two = lax.add(np.uint32(number), lax.iota(np.uint32, 2))
-    return jnp.stack(threefry.threefry(high, low, two))[:, 0]
+    derived: jax.Array = _generator(key).fold_in(key, jnp.uint32(number))
+    return derived[:2] if _is_chacha20(key) else jax.random.key_data(derived)
 
 
 def words_of(key: jax.Array) -> bytes:

@@ -44,9 +44,11 @@ def rotated(words: jax.Array, bits: int) -> jax.Array:
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
     """Returns the key of `jax.random.fold_in`, which takes longer to compile on CPU."""
     data = jax.random.key_data(key)
-    words = threefry(data[0], data[1], number)
+    # A TPU starts a kernel for each operation on a scalar, so two numbers are hashed.
+    numbers = number if number.ndim else lax.add(number, lax.iota(np.uint32, 2))
+    words = jnp.stack(threefry(data[0], data[1], numbers), axis=-1)
     # In a kernel with another hash, these operations would take LLVM minutes to compile.
-    stored = materialize(jnp.stack(words, axis=-1), jnp.integer)
+    stored = materialize(words if number.ndim else words[0], jnp.integer)
     return jax.random.wrap_key_data(stored, impl="threefry2x32")
 
 

@@ -36,7 +36,7 @@ from jax import lax
 
 from dpoptax._clips.clip import Clip
 from dpoptax._support.tree import widen
-from dpoptax._support.xla import check_settings, keeps_order, materialize
+from dpoptax._support.xla import check_settings, keeps_order, materialize, unstack
 
 # M for up to 256 terms. Training does not reach it: docs/developers/bound.md has measurements.
 _USUAL_RATIO = 2.0**5
@@ -59,7 +59,7 @@ _LARGEST_NORM = 2.0**39
 # is negligible (`block_sums`).
 MINIMUM_BOUND = 2.0**-40
 # Squares are summed in blocks of this length. Each level costs two kernels.
-_BLOCK = 512
+_BLOCK = 2048
 
 
 def gamma(operations: float) -> float:
@@ -170,12 +170,8 @@ def upper_square(x: jax.Array) -> jax.Array:
     # itself as a float, and the product with it.
     size = flat.shape[1]
     while values.shape[1] > _BLOCK:
-        whole = values.shape[1] // _BLOCK * _BLOCK
-        sums = values[:, :whole].reshape(x.shape[0], whole // _BLOCK, _BLOCK).sum(axis=-1)
-        if whole < values.shape[1]:
-            rest = values[:, whole:].sum(axis=-1, keepdims=True)
-            sums = jnp.concatenate([sums, rest], axis=1)
-        values = lax.optimization_barrier(sums)
+        padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % _BLOCK)))
+        values = lax.optimization_barrier(padded.reshape(x.shape[0], -1, _BLOCK).sum(axis=-1))
         operations += _BLOCK
     operations += values.shape[1]
     # Rounding may have made the sum smaller by γ, and underflow by a constant for each entry.
@@ -189,7 +185,7 @@ def lost_squares(count: int) -> np.float32:
 
 def clip_coefficients(
     clip: Clip, pieces: list[Piece], mask: jax.Array, *, group_count: int, tau: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     """Returns the coefficient of each piece of each gradient. All clipping happens here.
 
     Args:
@@ -200,8 +196,9 @@ def clip_coefficients(
       tau: τ, how much an example changes the rounding of the sum, relative to its bound.
 
     Returns:
-      c (pieces, B) such that c G is the clipped piece, upper bounds of the norms (B,) of the first
-      group, and whether each example is used, (B,): it is within the working range and not masked.
+      c (B,) of each piece, such that c G is the clipped piece; upper bounds of the norms (B,) of
+      the first group; and whether each example is used, (B,): it is within the working range and
+      not masked.
     """
     check_settings()
     check_rounding(tau)
@@ -228,7 +225,8 @@ def clip_coefficients(
     # Geometries that divide by the norm may have no finite factor for a tiny gradient.
     factors = jnp.where(used[None] & jnp.isfinite(factors), factors, 0.0)
     # Stored, so that parts that nearly cancel get exactly the same coefficient.
-    return materialize(factors[groups]), norms[0], used
+    (by_group,) = unstack(materialize(factors))
+    return [by_group[group] for group in groups], norms[0], used
 
 
 def is_in_range(norms: jax.Array, absolute: jax.Array) -> jax.Array:

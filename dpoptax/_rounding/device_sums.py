@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from dpoptax._rounding import block_sums, integer_sums
 from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._support.tree import PyTree
+from dpoptax._support.xla import materialize
 
 
 def names_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -117,7 +118,7 @@ def device_adder(
         add = functools.partial(_scatter, spec=spec, layout=layout)
         if steps is None or not jnp.issubdtype(x.dtype, jnp.floating):
             return add(x)
-        return steps.join(*map(add, steps.split(x)))
+        return materialize(steps.join(*map(add, steps.split(x))))
 
     return sum_devices
 

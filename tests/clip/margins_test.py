@@ -11,6 +11,7 @@ import sys
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -151,7 +152,8 @@ def coefficient(machine, clip, pieces=1, absolute=0.0, ratio=1.0, error=0.0, roo
             for size in zip(squares, absolutes, strict=True)
         ]
         mask = np.ones(1, bool)
-        return bounds.clip_coefficients(clip, measured, mask, group_count=1, tau=TAU)[0]
+        found, *_ = bounds.clip_coefficients(clip, measured, mask, group_count=1, tau=TAU)
+        return jnp.stack(found)
 
     squares = full(pieces, 1)
     sizes = absolute * np.sqrt(squares)
@@ -165,13 +167,14 @@ def absolute_coefficient(machine, ratio=8.0, absolute=100.0):
 
     def coefficients(square, size):
         piece = Piece(NormBounds(square, size), ratio=ratio)
-        return bounds.clip_coefficients(
+        (found,), *_ = bounds.clip_coefficients(
             dpoptax.l2_clip(C), [piece], np.ones(1, bool), group_count=1, tau=TAU
-        )[0]
+        )
+        return found
 
     square, size = full(1), absolute * full(1)
     found = machine.run(coefficients, square, size)
-    return found[0, 0] * np.float64(size[0]) * (1 + TAU) / (ratio * C)
+    return found[0] * np.float64(size[0]) * (1 + TAU) / (ratio * C)
 
 
 def part_length(machine, error=2.0**-8):

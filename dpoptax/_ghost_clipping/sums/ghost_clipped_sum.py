@@ -35,7 +35,7 @@ from dpoptax._rounding import block_sums, bounds
 from dpoptax._rounding.block_sums import WholeBatch, sum_statistic
 from dpoptax._rounding.bounds import FLOAT32_ERROR, Piece
 from dpoptax._support.tree import PyTree, float32_at_least
-from dpoptax._support.xla import opaque_integers, unstack
+from dpoptax._support.xla import opaque_integers
 
 # Sums of clipped gradients, by the parameters that they are of, in few arrays, since many arrays
 # take long to compile.
@@ -126,10 +126,9 @@ def clip_and_sum(
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
     scaled, groups = clip.scaling(reference), clip.groups(points.points[0])
     pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
-    coefficients, norms, used = bounds.clip_coefficients(
+    by_piece, norms, used = bounds.clip_coefficients(
         scaled, pieces, mask, group_count=1 + max(groups), tau=tau
     )
-    (by_piece,) = unstack(coefficients)
     total: GradientSums = {}
     products, options = gradients.products, (scaled.sensitivity, whole.examples)
     parts = sums.product_sums.sum_each(products, by_piece, *options) if products else ()
