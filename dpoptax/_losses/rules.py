@@ -193,8 +193,8 @@ class Convolution(Rule):
             # (L, K, R): R runs over kernel offsets, then over input channels, like `layout.rows`.
             return jnp.concatenate(self._shifts(operand, out), axis=2)
 
-        by_axis = functools.partial(self._patches, out=out)
-        patches: jax.Array = lax.platform_dependent(operand, cpu=by_axis, default=together)
+        gathered = functools.partial(self._patches, out=out)
+        patches: jax.Array = lax.platform_dependent(operand, cpu=gathered, default=together)
         return patches.swapaxes(0, 1), columns
 
     def row_parts(
@@ -210,19 +210,16 @@ class Convolution(Rule):
         d = cotangent.transpose(out_n, *out_spatial, out_c)
         return d.reshape(self.positions, groups, columns).swapaxes(0, 1), d.shape[1:-1]
 
-    def _padded(self, operand: jax.Array) -> jax.Array:
-        """Returns the input with its padding and dilation, (N, *spatial, features)."""
+    def _images(self, operand: jax.Array) -> jax.Array:
+        """Returns the input, (N, *spatial, features)."""
         lhs_n, lhs_c, *lhs_spatial = self.numbers.lhs_spec
-        x = operand.transpose(lhs_n, *lhs_spatial, lhs_c)
-        dilation = zip(self.padding, self.window[1], strict=True)
-        config = [(lo, hi, d - 1) for (lo, hi), d in dilation]
-        return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
+        return operand.transpose(lhs_n, *lhs_spatial, lhs_c)
 
     def _shifts(self, operand: jax.Array, out: tuple[int, ...]) -> list[jax.Array]:
         """Returns the part of the input for each kernel offset, (L, groups, features)."""
-        x = self._padded(operand)
-        strides, _, dilation = self.window
-        seen = []
+        x, (strides, lhs_dilation, dilation), seen = self._images(operand), self.window, []
+        config = [(lo, hi, d - 1) for (lo, hi), d in zip(self.padding, lhs_dilation, strict=True)]
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
         for offset in np.ndindex(self.kernel):
             # Output position p reads the input at p · stride + offset · dilation.
             start = [o * d for o, d in zip(offset, dilation, strict=True)]
@@ -232,21 +229,35 @@ class Convolution(Rule):
         return seen
 
     def _patches(self, operand: jax.Array, out: tuple[int, ...]) -> jax.Array:
-        """Returns all parts of the input, (L, groups, R), joined axis by axis.
+        """Returns all parts of the input, (L, groups, R), by one gather.
 
-        XLA on CPU compiles a kernel for each slice, and stores it. There are fewer slices along
-        each axis than kernel offsets, and they are smaller.
+        XLA on CPU compiles it several times as fast as slices that are joined, and it runs faster.
         """
-        x, (strides, _, dilation) = self._padded(operand), self.window
-        x = x.reshape(*x.shape[:-1], self.layout.sizes[0], -1)
-        # From (N, *input, K, features) to (N, *out, K, *kernel, features). The last axis comes
-        # first, because each new axis of offsets is placed in front of the previous ones.
-        for axis in reversed(range(len(out))):
-            length = (out[axis] - 1) * strides[axis] + 1
-            starts = [offset * dilation[axis] for offset in range(self.kernel[axis])]
-            cut = functools.partial(lax.slice_in_dim, x, stride=strides[axis], axis=1 + axis)
-            x = jnp.stack([cut(start, start + length) for start in starts], axis=2 + len(out))
-        return x.reshape(self.positions, self.layout.sizes[0], -1)
+        x, groups = self._images(operand), self.layout.sizes[0]
+        places = self._places(x.shape[1:-1], out)
+        pixels = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+        # (N, positions of an image, kernel offsets, K, features); 0 at places beyond the pixels.
+        found = jnp.take(pixels, places, axis=1, mode="fill", fill_value=0)
+        return found.swapaxes(2, 3).reshape(self.positions, groups, -1)
+
+    def _places(self, size: tuple[int, ...], out: tuple[int, ...]) -> np.ndarray:
+        """Returns the number of the pixel that an output position reads at each kernel offset.
+
+        The shape is (positions of an image, kernel offsets). Padding has the number of all pixels.
+        """
+        pixel, inside = np.zeros([], int), np.ones([], bool)
+        for axis, (n, k) in enumerate(zip(out, self.kernel, strict=True)):
+            stride, lhs_dilation, dilation = (each[axis] for each in self.window)
+            # Output position p reads the dilated input at p · stride + offset · dilation − padding.
+            reads = np.arange(n)[:, None] * stride + np.arange(k) * dilation - self.padding[axis][0]
+            # One axis for the positions along each axis of the image, and one for the offsets.
+            shape = [1] * (2 * len(out))
+            shape[axis], shape[len(out) + axis] = n, k
+            here, between = np.divmod(reads.reshape(shape), lhs_dilation)
+            inside = inside & (between == 0) & (here >= 0) & (here < size[axis])
+            pixel = pixel * size[axis] + here
+        places = np.where(inside, pixel, math.prod(size))
+        return places.reshape(math.prod(out), -1).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)

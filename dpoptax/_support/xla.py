@@ -118,8 +118,9 @@ def _through_branch(arrays: list[jax.Array]) -> list[jax.Array]:
     hides that it does not change them either.
     """
     never = lax.optimization_barrier(jnp.zeros([], bool))
-    kept: list[jax.Array] = lax.cond(never, lax.optimization_barrier, lambda x: x, arrays)
-    return kept
+    # Where an axis of length 1 is in the layout would decide whether XLA copies the array.
+    kept = lax.cond(never, lax.optimization_barrier, lambda x: x, list(map(jnp.squeeze, arrays)))
+    return [x.reshape(like.shape) for x, like in zip(kept, arrays, strict=True)]
 
 
 def _after_empty_loop(arrays: list[jax.Array]) -> list[jax.Array]:

@@ -119,7 +119,11 @@ def sum_segment(
     in_blocks = functools.partial(
         block_sums.sum_in_blocks, block=block, largest_summand=largest_summand
     )
-    together = functools.partial(in_blocks, _sum_positions, *weighted)
+    if sizes[0] == 1:
+        # With an axis of one group, XLA on CPU and GPU copies or transposes whole factors.
+        return in_blocks(_sum_positions, *(x[:, 0] for x in weighted))[None]
+    # Both factors keep their order of axes.
+    together = functools.partial(in_blocks, _sum_groups, *weighted)
     if not factor_products.has_large_groups(sizes):
         return together()
     by_group = functools.partial(_sum_by_group, weighted, in_blocks)
@@ -127,19 +131,17 @@ def sum_segment(
     return found
 
 
+_sum_groups = functools.partial(factor_products.contract, "bktr,bktd->krd")
+
+
 def _sum_positions(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Sums over examples and positions at once, from (B, K, L, …) to (K, R, D)."""
-    if rows.shape[1] > 1:  # both factors keep their order of axes
-        return factor_products.contract("bktr,bktd->krd", rows, columns)
-    if rows.shape[2] == 1:
-        return _sum_merged(rows, columns)[None]
-    # With an axis of one group, XLA on CPU and GPU copies or transposes whole factors.
+    """Sums over examples and positions at once, from (B, L, …) to (R, D)."""
+    if rows.shape[1] == 1:
+        return _sum_merged(rows, columns)
     together = functools.partial(factor_products.contract, "btr,btd->rd")
-    # On CPU it also transposes them for two contracted axes. On TPU, merged axes would be copied.
-    found: jax.Array = lax.platform_dependent(
-        rows[:, 0], columns[:, 0], cpu=_sum_merged, default=together
-    )
-    return found[None]
+    # XLA on CPU transposes factors for two contracted axes. On TPU, merged axes would be copied.
+    found: jax.Array = lax.platform_dependent(rows, columns, cpu=_sum_merged, default=together)
+    return found
 
 
 def _sum_merged(rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -153,9 +155,8 @@ def _sum_by_group(weighted: Segment, in_blocks: Callable[..., jax.Array]) -> jax
 
     On TPU, a product of all groups takes longer to compile, and its operands are copied.
     """
-    block_sum = functools.partial(factor_products.contract, "bktr,bktd->krd")
     found: jax.Array = factor_products.map_groups(
-        lambda segments: in_blocks(block_sum, *segments[0])[0], [weighted]
+        lambda segments: in_blocks(_sum_groups, *segments[0])[0], [weighted]
     )
     return found
 
