@@ -144,7 +144,8 @@ def sealed(
 ) -> ClippedSum:
     """Seals a sum that was clipped here, or accumulated from such sums; see `trust_clipped`.
 
-    The sum is stored, so that the compiler does not compute it again for each of its readers.
+    The total, or the bundles that it is cut from, must be stored (`materialize`), so that the
+    compiler does not compute it again for each of its readers.
     """
     if terms.grid is not None:
         _check_integers(total, terms.grid)

@@ -119,8 +119,10 @@ def _through_branch(arrays: list[jax.Array]) -> list[jax.Array]:
     """
     never = lax.optimization_barrier(jnp.zeros([], bool))
     # Where an axis of length 1 is in the layout would decide whether XLA copies the array.
-    kept = lax.cond(never, lax.optimization_barrier, lambda x: x, list(map(jnp.squeeze, arrays)))
-    return [x.reshape(like.shape) for x, like in zip(kept, arrays, strict=True)]
+    ones = [tuple(i for i, n in enumerate(x.shape) if n == 1) for x in arrays]
+    squeezed = list(map(lax.squeeze, arrays, ones))
+    kept = lax.cond(never, lax.optimization_barrier, lambda x: x, squeezed)
+    return list(map(lax.expand_dims, kept, ones))
 
 
 def _after_empty_loop(arrays: list[jax.Array]) -> list[jax.Array]:
