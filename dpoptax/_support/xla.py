@@ -186,7 +186,8 @@ def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
     are read from memory, one kernel serves all slices of a shape.
     """
     sizes = [stack.shape[0] for stack in stacks]
-    if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
+    traced = any(isinstance(stack, jax.core.Tracer) for stack in stacks)
+    if max(sizes) == 1 or not traced:
         return [list(jnp.unstack(stack)) for stack in stacks]
     indices = opaque_integers(range(max(sizes)))
     part = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
