@@ -51,8 +51,9 @@ LOST_PRODUCTS = 8
 # A norm over groups loses at most this much for each √K, because squares are set to zero.
 _LOST_GROUPS = 2.0**-62
 # Longer rows and columns, such as the logits of a large vocabulary, are contracted in parts, one
-# after the other, so that rounding grows with the length and the number of parts.
-_LONG = 2**12
+# after the other, so that rounding grows with the length and the number of parts. The patches of
+# 3 × 3 kernels on 512 channels are not longer.
+_LONG = 9 * 2**9
 _PART = 2**9
 # The entries of gradients that are formed at once and then discarded.
 _FORMED_ENTRIES = 2**22

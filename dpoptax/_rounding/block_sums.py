@@ -48,7 +48,7 @@ _MINIMUM_TERMS = 128
 _CACHED_ENTRIES = 2**16
 # The entries of the results that a GPU stores at once. It would otherwise start the kernels of a
 # block again for each block.
-_GPU_ENTRIES = 2**24
+_GPU_ENTRIES = 2**25
 # A level above the blocks sums up to this many results at once, if this changes less than
 # `_LEVEL_LIMIT`, relative to C, and otherwise two. A loop carries rounding errors along beyond the
 # same limit, and beyond `_PLAIN_SUMS` blocks.
