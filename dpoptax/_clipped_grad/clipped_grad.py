@@ -198,7 +198,8 @@ def sealed_sum(
     """Returns the sealed sum of a batch, and the auxiliary outputs."""
     records, mask = mark((records, mask), EXAMPLES)
     total, aux = batch_sum(points, records, mask, key)
-    return sealed(total, terms, points.reference), mark(aux, UNCLIPPED)
+    # `BatchSum` and the sums over devices store their totals.
+    return sealed(total, terms, points.reference, stored=True), mark(aux, UNCLIPPED)
 
 
 def _check_randomness(

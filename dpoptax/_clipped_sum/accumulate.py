@@ -8,7 +8,6 @@ from dpoptax._rounding.block_sums import compensated_add, parts_rounding
 from dpoptax._rounding.bounds import check_rounding
 from dpoptax._rounding.integer_sums import check_capacity
 from dpoptax._support.tree import float32_at_least
-from dpoptax._support.xla import materialize
 
 
 def accumulate(*sums: ClippedSum) -> ClippedSum:
@@ -71,7 +70,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
             total, lost = compensated_add(total, lost, leaf)
         return (total + lost) * (1.0 - change)
 
-    total = materialize(jax.tree.map(add, *(part.sum for part in parts)))
+    total = jax.tree.map(add, *(part.sum for part in parts))
     unmasked = any(part.terms.unmasked for part in parts)
     points = min(part.terms.points for part in parts)  # 0, unknown, if those of one part are
     terms = first._replace(examples=examples, unmasked=unmasked, points=points)

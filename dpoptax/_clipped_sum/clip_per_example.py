@@ -89,7 +89,7 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
         examples = batch_length(updates)
         grads, is_example = mark((updates, check_mask(mask, examples)), EXAMPLES)
         terms = Terms(clip, None, examples, mask is None, AT_PARAMETERS)
-        return sealed(materialize(sum_clipped(clip, grads, is_example)), terms), state
+        return sealed(sum_clipped(clip, grads, is_example), terms), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

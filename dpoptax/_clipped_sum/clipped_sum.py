@@ -134,23 +134,27 @@ def trust_clipped(
     >>> trust_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).sum
     Array([0., 0.], dtype=float32)
     """
-    return sealed(
-        mark(materialize(total), VOUCHED), Terms(as_clip(clip), grid, examples), reference
-    )
+    return sealed(mark(total, VOUCHED), Terms(as_clip(clip), grid, examples), reference)
 
 
 def sealed(
-    total: PyTree, terms: Terms, reference: PyTree = None, *, accumulated: bool = False
+    total: PyTree,
+    terms: Terms,
+    reference: PyTree = None,
+    *,
+    accumulated: bool = False,
+    stored: bool = False,
 ) -> ClippedSum:
     """Seals a sum that was clipped here, or accumulated from such sums; see `trust_clipped`.
 
-    The total, or the bundles that it is cut from, must be stored (`materialize`), so that the
-    compiler does not compute it again for each of its readers.
+    It is materialized, so that the compiler does not compute it again for each of its readers,
+    unless it, or the bundles that it is cut from, are `stored`: cutting them is exact.
     """
     if terms.grid is not None:
         _check_integers(total, terms.grid)
     # Each part of a complex normal has half of the variance, so it would get too little noise.
     check_real(total)
+    total = total if stored else materialize(total)
     total = total if accumulated else mark(total, CLIPPED)
     arrays, leaves = seal((total, reference), terms.identity)
     return ClippedSum(arrays, terms, leaves)
