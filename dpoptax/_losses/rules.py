@@ -217,9 +217,10 @@ class Convolution(Rule):
 
     def _shifts(self, operand: jax.Array, out: tuple[int, ...]) -> list[jax.Array]:
         """Returns the part of the input for each kernel offset, (L, groups, features)."""
-        x, (strides, lhs_dilation, dilation), seen = self._images(operand), self.window, []
+        x, (strides, lhs_dilation, dilation) = self._images(operand), self.window
         config = [(lo, hi, d - 1) for (lo, hi), d in zip(self.padding, lhs_dilation, strict=True)]
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
+        seen = []
         for offset in np.ndindex(self.kernel):
             # Output position p reads the input at p · stride + offset · dilation.
             start = [o * d for o, d in zip(offset, dilation, strict=True)]
