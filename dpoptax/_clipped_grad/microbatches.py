@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
@@ -175,13 +176,16 @@ def _in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
             microbatching.AccumulationType.SUM if few else _COMPENSATED_SUM,
             microbatching.AccumulationType.CONCAT,
         )
+        part = jax.jit(sums)  # traced once, for the shapes and for the loop
+        like, _ = jax.eval_shape(part, *jax.tree.map(lambda x: x[:microbatch_size], (batch, mask)))
         total, aux = microbatching.microbatch(
-            jax.jit(sums),  # traced once, for the shapes and for the loop
+            part,
             argnums=(0, 1),
             microbatch_size=microbatch_size,
             accumulator=kinds,
             in_axes=(0, 0),
         )(batch, mask)
+        total = jax.tree.map(lambda x, like: x.astype(like.dtype), total, like)
         return total, jax.tree.map(lambda x: x[:examples], aux)
 
     return run
@@ -215,28 +219,38 @@ def _rewrite_for_xla(fun: Callable[..., PyTree], *, private: bool) -> Callable[.
     return run
 
 
-def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
-    zeros = jax.tree.map(jnp.zeros_like, value)
-    return zeros, zeros
+def _zeros(value: PyTree) -> PyTree:
+    def zeros(x: jax.Array) -> jax.Array:
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        return jnp.zeros(
+            x.shape, jnp.promote_types(x.dtype, jnp.complex64) if is_float else x.dtype
+        )
+
+    return jax.tree.map(zeros, value)
 
 
-def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
+def _add(carry: PyTree, value: PyTree, part: jax.Array) -> PyTree:
     """Adds a part to the total, and carries the rounding error along.
 
-    The total of many parts then rounds as a single addition would.
+    The total of many parts then rounds as a single addition would. A float total is the real part
+    of a complex number, its error the imaginary part, so that XLA's CPU backend updates both in one
+    kernel that works in place. It took four kernels for two arrays.
     """
     del part
-    leaves = map(jax.tree.leaves, (*carry, value))
-    added = [block_sums.compensated_add(*each) for each in zip(*leaves, strict=True)]
-    structure = jax.tree.structure(value)
-    total, lost = (jax.tree.unflatten(structure, [each[i] for each in added]) for i in (0, 1))
-    return total, lost
+
+    def add(carry: jax.Array, value: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            return carry + value
+        return lax.complex(*block_sums.compensated_add(carry.real, carry.imag, value))
+
+    return jax.tree.map(add, carry, value)
 
 
 _COMPENSATED_SUM = microbatching.Accumulator(
     init=_zeros,
     update=_add,
-    finalize=lambda carry: jax.tree.map(jnp.add, *carry),
+    # Adding the error would change nothing: it is below half the last place of the total.
+    finalize=lambda carry: jax.tree.map(jnp.real, carry),
     # Only `micro_vmap` aggregates. It is not used here.
     aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
 )

@@ -52,7 +52,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     first = parts[0].terms
     _check_alike(parts)
     examples = _count_examples(parts)
-    # Two roundings, as for three totals: adding the compensation to the total, and the product.
+    # Two roundings, as for three totals: of the total with its compensation, and of the product.
     change = parts_rounding(3, examples)
     if first.grid is None:
         check_rounding(change)
@@ -68,7 +68,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
         lost = jnp.zeros_like(total)
         for leaf in rest:
             total, lost = compensated_add(total, lost, leaf)
-        return (total + lost) * (1.0 - change)
+        return total * (1.0 - change)
 
     total = jax.tree.map(add, *(part.sum for part in parts))
     unmasked = any(part.terms.unmasked for part in parts)

@@ -331,10 +331,10 @@ def _sum_in_turn(
     if plain:
         total, _ = lax.scan(lambda total, each: (total + block_sum(*each), None), zeros, blocks)
         return total
-    (total, lost), _ = lax.scan(
+    (total, _), _ = lax.scan(
         lambda sums, each: (compensated_add(*sums, block_sum(*each)), None), (zeros, zeros), blocks
     )
-    return total + lost
+    return total
 
 
 def _sum_in_levels(x: jax.Array, lengths: Iterator[int]) -> jax.Array:
@@ -380,8 +380,9 @@ def compensated_add(
 ) -> tuple[jax.Array, jax.Array]:
     """Adds a value to a total, and returns it with the error of all roundings so far.
 
-    The error is added back as soon as it affects the total, so it stays below the last place of the
-    total. If it accumulated, its own rounding would grow as K² for K values.
+    The error is added back as soon as it affects the total, so it stays below half the last place
+    of the total, and adding it once more would change nothing. If it accumulated, its own rounding
+    would grow as K² for K values.
     """
     total, off = two_sum(total, value)
     return two_sum(total, lost + off)
