@@ -1,8 +1,9 @@
 """Times the compilation of steps and counts their operations.
 
 `python -m benchmarks compilation` builds each step in a separate process: without privacy, with
-DP-SGD and with DiSK, on the whole batch. Processor time of all threads is counted, so other
-programs on the machine change it less than wall time.
+DP-SGD and with DiSK on the whole batch, and with DP-SGD in the micro-batches that are the default.
+Processor time of all threads is counted, so other programs on the machine change it less than wall
+time.
 """
 
 import collections
@@ -24,10 +25,11 @@ from dpoptax.training.run.records import markdown_table
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = \S+ ([\w\-]+)\(", re.MULTILINE)
 _STEPS = {
-    "non-private": ("non-private", "dp-sgd"),
-    "DP-SGD": ("dpoptax auto", "dp-sgd"),
-    "DiSK": ("dpoptax auto", "disk"),
-}
+    "non-private": ("non-private", "dp-sgd", True),
+    "DP-SGD": ("dpoptax auto", "dp-sgd", True),
+    "DP-SGD, micro-batches": ("dpoptax auto", "dp-sgd", False),
+    "DiSK": ("dpoptax auto", "disk", True),
+}  # library, algorithm, and whether on the whole batch
 
 
 @dataclass
@@ -93,8 +95,9 @@ def compile_step(model: str, name: str, batch_size: int) -> Compiled:
     """Compiles one step in this process."""
     problem = problem_named(model, {})
     batch = jax.block_until_ready(problem.make_batch(batch_size))
-    library, algorithm = _STEPS[name]
-    step, opt_state = make_step(library, problem, Setting(batch_size, None, algorithm, True, 2))
+    library, algorithm, whole = _STEPS[name]
+    setting = Setting(batch_size, batch_size if whole else None, algorithm, True, 2)
+    step, opt_state = make_step(library, problem, setting)
     start = time.process_time()
     traced = step.trace(problem.params, opt_state, batch)
     lowered = traced.lower()

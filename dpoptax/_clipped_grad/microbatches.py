@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
@@ -232,16 +231,14 @@ def _zeros(value: PyTree) -> PyTree:
 def _add(carry: PyTree, value: PyTree, part: jax.Array) -> PyTree:
     """Adds a part to the total, and carries the rounding error along.
 
-    The total of many parts then rounds as a single addition would. A float total is the real part
-    of a complex number, its error the imaginary part, so that XLA's CPU backend updates both in one
-    kernel that works in place. It took four kernels for two arrays.
+    The total of many parts then rounds as a single addition would.
     """
     del part
 
     def add(carry: jax.Array, value: jax.Array) -> jax.Array:
         if not jnp.issubdtype(value.dtype, jnp.floating):
             return carry + value
-        return lax.complex(*block_sums.compensated_add(carry.real, carry.imag, value))
+        return block_sums.compensated_add(carry, value)
 
     return jax.tree.map(add, carry, value)
 
@@ -249,7 +246,6 @@ def _add(carry: PyTree, value: PyTree, part: jax.Array) -> PyTree:
 _COMPENSATED_SUM = microbatching.Accumulator(
     init=_zeros,
     update=_add,
-    # Adding the error would change nothing: it is below half the last place of the total.
     finalize=lambda carry: jax.tree.map(jnp.real, carry),
     # Only `micro_vmap` aggregates. It is not used here.
     aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),

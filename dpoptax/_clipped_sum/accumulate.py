@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpoptax._clipped_sum.clipped_sum import ClippedSum, check_clipped_sum, sealed
 from dpoptax._rounding.block_sums import compensated_add, parts_rounding
@@ -65,10 +66,10 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
             return sum(leaves[1:], leaves[0])
         wide = float32_at_least(*leaves)  # τ bounds the rounding of this dtype
         total, *rest = (leaf.astype(wide) for leaf in leaves)
-        lost = jnp.zeros_like(total)
+        total = lax.complex(total, jnp.zeros_like(total))
         for leaf in rest:
-            total, lost = compensated_add(total, lost, leaf)
-        return total * (1.0 - change)
+            total = compensated_add(total, leaf)
+        return total.real * (1.0 - change)
 
     total = jax.tree.map(add, *(part.sum for part in parts))
     unmasked = any(part.terms.unmasked for part in parts)

@@ -331,10 +331,12 @@ def _sum_in_turn(
     if plain:
         total, _ = lax.scan(lambda total, each: (total + block_sum(*each), None), zeros, blocks)
         return total
-    (total, _), _ = lax.scan(
-        lambda sums, each: (compensated_add(*sums, block_sum(*each)), None), (zeros, zeros), blocks
+    total, _ = lax.scan(
+        lambda total, each: (compensated_add(total, block_sum(*each)), None),
+        lax.complex(zeros, zeros),
+        blocks,
     )
-    return total
+    return total.real
 
 
 def _sum_in_levels(x: jax.Array, lengths: Iterator[int]) -> jax.Array:
@@ -375,17 +377,16 @@ def two_sum(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
     return found, (total - (found - other)) + (value - other)
 
 
-def compensated_add(
-    total: jax.Array, lost: jax.Array, value: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Adds a value to a total, and returns it with the error of all roundings so far.
+def compensated_add(total: jax.Array, value: jax.Array) -> jax.Array:
+    """Adds a value to the real part of a total, whose imaginary part is the error of all roundings.
 
     The error is added back as soon as it affects the total, so it stays below half the last place
     of the total, and adding it once more would change nothing. If it accumulated, its own rounding
-    would grow as K² for K values.
+    would grow as K² for K values. XLA's CPU backend updates one complex array in one kernel that
+    works in place, and took four kernels for two arrays.
     """
-    total, off = two_sum(total, value)
-    return two_sum(total, lost + off)
+    found, off = two_sum(total.real, value)
+    return lax.complex(*two_sum(found, total.imag + off))
 
 
 def sum_statistic(

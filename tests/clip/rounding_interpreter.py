@@ -194,7 +194,8 @@ _SIMPLE: dict[str, Callable[..., Any]] = {
     "abs": np.abs, "and": np.bitwise_and, "eq": np.equal, "ge": np.greater_equal,
     "gt": np.greater, "is_finite": np.isfinite, "le": np.less_equal, "lt": np.less,
     "max": np.maximum, "min": np.minimum, "ne": np.not_equal, "neg": np.negative,
-    "not": np.invert, "or": np.bitwise_or, "copy": lambda x: x,
+    "not": np.invert, "or": np.bitwise_or, "copy": lambda x: x, "real": np.real, "imag": np.imag,
+    "complex": lambda real, imag: real + 1j * imag,
     "select_n": lambda which, *cases: np.where(which, *cases[::-1]),
 }  # fmt: skip
 # Primitives that only move numbers.

@@ -285,13 +285,13 @@ def test_compensated_add_is_exact_over_many_terms():
     value, count = np.float32(1.0 + 2.0**-22), 2**15
 
     def step(carry, _):
-        return block_sums.compensated_add(*carry, value), None
+        return block_sums.compensated_add(carry, value), None
 
-    start = floats(np.array(2.0**23)), floats(np.array(0.0))
-    total, lost = jax.jit(lambda: jax.lax.scan(step, start, None, count)[0])()
+    start = jnp.complex64(2.0**23)
+    total = jax.jit(lambda: jax.lax.scan(step, start, None, count)[0])()
     exact = 2.0**23 + count * np.float64(value)
-    assert abs(lost) <= 0.5
-    assert np.float64(total) + np.float64(lost) == exact
+    assert abs(total.imag) <= 0.5
+    assert np.float64(total.real) + np.float64(total.imag) == exact
 
 
 def test_many_microbatches_round_as_one_addition():
@@ -301,6 +301,13 @@ def test_many_microbatches_round_as_one_addition():
     )
     found, _ = total(values, np.ones(1000, bool))
     assert float(found) == np.float32(1 + 999 * 2.0**-25)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_many_microbatches_of_a_small_dtype_round_once(dtype):
+    total = dpoptax.extend.in_microbatches(lambda x, mask: (jnp.sum(x, where=mask), None), 1)
+    found, _ = total(jnp.full(2**13, 0.25, dtype), np.ones(2**13, bool))
+    assert (found.dtype, float(found)) == (dtype, 2048.0)
 
 
 def test_groups_one_after_the_other_give_the_same(monkeypatch):
