@@ -236,7 +236,7 @@ def _operations(uses: list[Use]) -> str:
 
 def _explain_product(product: Product, points: int) -> tuple[str, int, float]:
     """Returns the method of a product, its multiply-adds, and the share that rounding leaves."""
-    groups, rows, columns = product.layout.sizes
+    stacks, rows, columns = product.layout.sizes
     positions = sum(m.positions * m.segments(points) for m in product.members)
     work = positions * rows * columns
     norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}
@@ -244,4 +244,4 @@ def _explain_product(product: Product, points: int) -> tuple[str, int, float]:
     # Inner products with one-hot factors are exact.
     exact = all(member.use.rule.is_lookup for member in product.members)
     kept = 1.0 if exact else kept_share(product.method, positions, rows, columns)
-    return text, groups * (work + norm[product.method]), kept
+    return text, stacks * (work + norm[product.method]), kept

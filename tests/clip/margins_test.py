@@ -54,9 +54,9 @@ def formed(machine, size):
     return norm(x) ** 2 / machine.run(bounds.upper_square, x)[0]
 
 
-def factors(positions=1, rows=1, columns=1, groups=1, segments=1):
-    kinds = [Segment(full(1, groups, positions, rows), full(1, groups, positions, columns))]
-    return kinds * segments, (groups, rows, columns)
+def factors(positions=1, rows=1, columns=1, stacks=1, segments=1):
+    kinds = [Segment(full(1, stacks, positions, rows), full(1, stacks, positions, columns))]
+    return kinds * segments, (stacks, rows, columns)
 
 
 def measured(machine, segments, sizes, method):
@@ -70,9 +70,9 @@ def measured(machine, segments, sizes, method):
 def absolute_size(machine, **shape):
     """S of equal positions."""
     segments, sizes = factors(**shape)
-    groups, rows, columns = sizes
+    stacks, rows, columns = sizes
     positions = sum(s.rows.shape[2] for s in segments)
-    exact = positions * math.sqrt(groups * rows * columns) * np.float64(ENTRY) ** 2
+    exact = positions * math.sqrt(stacks * rows * columns) * np.float64(ENTRY) ** 2
     return exact / measured(machine, segments, sizes, "outer").absolute[0]
 
 
@@ -365,7 +365,7 @@ MARGINS = {
     "S, rows": (partial(absolute_size, rows=500), ROOM, 0.97),
     "S, columns": (partial(absolute_size, columns=500), ROOM, 0.97),
     "S, positions": (partial(absolute_size, positions=500), ROOM, 0.97),
-    "S, groups": (partial(absolute_size, groups=500), ROOM, 0.95),
+    "S, stacks": (partial(absolute_size, stacks=500), ROOM, 0.95),
     "S, segments": (partial(absolute_size, segments=6), ROOM, 0.4),
     "S, one number": (absolute_size, ROOM, 0.6),
     "S, underflow": (underflowing_size, FLOOR, 0.0),
@@ -379,7 +379,7 @@ MARGINS = {
     "inner products, in parts": (
         partial(square_of_products, method="gram", rows=5000), INNER, 0.9
     ),
-    "inner products, groups": (partial(square_of_products, method="gram", groups=500), INNER, 0.95),
+    "inner products, stacks": (partial(square_of_products, method="gram", stacks=500), INNER, 0.95),
     "inner products, segments": (
         partial(square_of_products, method="gram", segments=3), INNER, 0.2
     ),

@@ -317,7 +317,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
 
     coefficients = floats(rng.uniform(0, 1, 6))
     together = results(coefficients)
-    monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
+    monkeypatch.setattr(factor_products, "_LARGE_MATRIX", 0)
     pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
     monkeypatch.setattr(jax.lax, "platform_dependent", pick)
     assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 2

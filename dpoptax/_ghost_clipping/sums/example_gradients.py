@@ -128,7 +128,7 @@ def _form_use(
     The factors are rounded to `dtype`, and the gradients as well if `rounded`. Otherwise these are
     in float32.
     """
-    groups, rows, columns = use.rule.layout.sizes
+    stacks, rows, columns = use.rule.layout.sizes
     factor_products = _ghost_clipping.factor_products
 
     def form(row_parts: Callable[..., list[tuple[jax.Array, jax.Array]]]) -> jax.Array:
@@ -140,7 +140,7 @@ def _form_use(
             for operand, cotangent, weight in pairs
         ]
         # All parts have equally many rows. Their gradients, (B, K, R, D), are joined along R.
-        sizes = groups, rows // len(by_pair[0]), columns
+        sizes = stacks, rows // len(by_pair[0]), columns
         parts = [
             factor_products.multiply_factors(list(segments), sizes)
             for segments in zip(*by_pair, strict=True)

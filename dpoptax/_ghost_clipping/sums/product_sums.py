@@ -80,7 +80,7 @@ def absolute_ratio(factored: FactoredGradients) -> float:
 
 
 def is_plain(factored: FactoredGradients) -> bool:
-    """Returns whether gradients have one segment without groups, and no fixed terms."""
+    """Returns whether gradients have one segment that is not stacked, and no fixed terms."""
     single = len(factored.segments) == 1 and not factored.terms
     return single and factored.segments[0].rows.shape[1] == 1
 
@@ -120,18 +120,18 @@ def sum_segment(
         block_sums.sum_in_blocks, block=block, largest_summand=largest_summand
     )
     if sizes[0] == 1:
-        # With an axis of one group, XLA on CPU and GPU copies or transposes whole factors.
+        # With an axis of one matrix, XLA on CPU and GPU copies or transposes whole factors.
         return in_blocks(_sum_positions, *(x[:, 0] for x in weighted))[None]
     # Both factors keep their order of axes.
-    together = functools.partial(in_blocks, _sum_groups, *weighted)
-    if not factor_products.has_large_groups(sizes):
+    together = functools.partial(in_blocks, _sum_stacks, *weighted)
+    if not factor_products.has_large_stacks(sizes):
         return together()
-    by_group = functools.partial(_sum_by_group, weighted, in_blocks)
-    found: jax.Array = lax.platform_dependent(tpu=by_group, default=together)
+    by_matrix = functools.partial(_sum_by_matrix, weighted, in_blocks)
+    found: jax.Array = lax.platform_dependent(tpu=by_matrix, default=together)
     return found
 
 
-_sum_groups = functools.partial(factor_products.contract, "bktr,bktd->krd")
+_sum_stacks = functools.partial(factor_products.contract, "bktr,bktd->krd")
 
 
 def _sum_positions(rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -150,23 +150,23 @@ def _sum_merged(rows: jax.Array, columns: jax.Array) -> jax.Array:
     return factor_products.contract("nr,nd->rd", *merged)
 
 
-def _sum_by_group(weighted: Segment, in_blocks: Callable[..., jax.Array]) -> jax.Array:
-    """Returns the sum of a weighted segment, one large group after the other.
+def _sum_by_matrix(weighted: Segment, in_blocks: Callable[..., jax.Array]) -> jax.Array:
+    """Returns the sum of a weighted segment, one large matrix after the other.
 
-    On TPU, a product of all groups takes longer to compile, and its operands are copied.
+    On TPU, a product of all stacks takes longer to compile, and its operands are copied.
     """
-    found: jax.Array = factor_products.map_groups(
-        lambda segments: in_blocks(_sum_groups, *segments[0])[0], [weighted]
+    found: jax.Array = factor_products.map_stacks(
+        lambda segments: in_blocks(_sum_stacks, *segments[0])[0], [weighted]
     )
     return found
 
 
 def merge_examples(factor: jax.Array) -> jax.Array:
     """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
-    examples, groups, positions = factor.shape[:3]
-    # Without groups the reshape is free; otherwise it copies the factor.
-    moved = factor if groups == 1 else factor.swapaxes(0, 1)
-    return moved.reshape(1, groups, examples * positions, *factor.shape[3:])
+    examples, stacks, positions = factor.shape[:3]
+    # Without stacks the reshape is free; otherwise it copies the factor.
+    moved = factor if stacks == 1 else factor.swapaxes(0, 1)
+    return moved.reshape(1, stacks, examples * positions, *factor.shape[3:])
 
 
 class SumParts(NamedTuple):
@@ -260,9 +260,9 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     cut = split_sum(factored, examples)
     rounding = lookups = block_sums.Rounding()
     if cut.lookups:
-        groups, _, columns = factored.sizes
+        stacks, _, columns = factored.sizes
         lookups = _rounding.integer_sums.lookup_rounding(
-            groups * columns, examples=examples, **_lookup_terms(cut)
+            stacks * columns, examples=examples, **_lookup_terms(cut)
         )
     if cut.dense or factored.terms:
         rounding = block_sums.block_rounding(
