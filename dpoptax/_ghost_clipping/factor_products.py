@@ -121,13 +121,13 @@ class FactoredGradients:
     Attributes:
       segments: the factors of the outer products.
       sizes: (K, R, D).
-      terms: the fixed terms that are added to the outer products if the parameter is transformed
+      fixed_terms: terms that are added to the outer products if the parameter is transformed
         before its use (`pulled_back_norms`); otherwise empty.
     """
 
     segments: list[Segment]
     sizes: Sizes = dataclasses.field(metadata={"static": True})
-    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
+    fixed_terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
 
 
 def is_one_hot(factor: jax.Array) -> bool:

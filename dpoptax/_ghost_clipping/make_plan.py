@@ -81,7 +81,7 @@ def _choose_formed(
             formed.setdefault(leaf, "")
         else:
             joined[leaf] = [
-                dataclasses.replace(p, method="gram" if p.terms else "form")
+                dataclasses.replace(p, method="gram" if p.fixed_terms else "form")
                 if p.method == "keep"
                 else p
                 for p in found

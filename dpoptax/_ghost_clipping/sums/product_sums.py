@@ -40,7 +40,7 @@ BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 
 def measure_product(factored: FactoredGradients, method: str) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S of a product's gradients."""
-    if factored.terms:
+    if factored.fixed_terms:
         from dpoptax._ghost_clipping.transformed.pulled_back_norms import measure_terms
 
         return measure_terms(factored)
@@ -64,7 +64,8 @@ def flushed(factored: FactoredGradients) -> float:
     At each position, they are less than 2^-126 next to a factor below 2⁴⁰. As much is added for
     numbers of sums.
     """
-    positions = sum(segment.rows.shape[2] for segment in factored.segments) + len(factored.terms)
+    positions = sum(segment.rows.shape[2] for segment in factored.segments)
+    positions += len(factored.fixed_terms)
     entry = 2.0 * 2.0**-126 * LARGEST_NUMBER / MINIMUM_BOUND
     return positions * math.sqrt(math.prod(factored.sizes)) * entry
 
@@ -72,20 +73,20 @@ def flushed(factored: FactoredGradients) -> float:
 def absolute_ratio(factored: FactoredGradients) -> float:
     """Returns M, such that the parts of a clipped gradient are together at most M C."""
     positions = sum(segment.rows.shape[2] for segment in factored.segments)
-    terms = positions + len(factored.terms)
+    terms = positions + len(factored.fixed_terms)
     only_lookups = all(segment.is_lookup for segment in factored.segments)
-    if only_lookups and not factored.terms:  # added without rounding
+    if only_lookups and not factored.fixed_terms:  # added without rounding
         return max(largest_ratio(terms), 2.0 * math.sqrt(terms))
     return largest_ratio(terms)
 
 
 def is_plain(factored: FactoredGradients) -> bool:
     """Returns whether gradients have one segment that is not stacked, and no fixed terms."""
-    single = len(factored.segments) == 1 and not factored.terms
+    single = len(factored.segments) == 1 and not factored.fixed_terms
     return single and factored.segments[0].rows.shape[1] == 1
 
 
-def terms_per_entry(segment: Segment) -> int:
+def products_per_entry(segment: Segment) -> int:
     """Returns how many products an example adds to an entry."""
     return max(1, segment.rows.shape[2])
 
@@ -202,17 +203,17 @@ def split_sum(factored: FactoredGradients, examples: int) -> SumParts:
     lookups = [s for s in factored.segments if s.is_lookup]
     dense = [s for s in factored.segments if not s.is_lookup]
     # Lookups are added together, so they count as one part.
-    number = len(dense) + bool(lookups) + len(factored.terms)
+    number = len(dense) + bool(lookups) + len(factored.fixed_terms)
     ratio = absolute_ratio(factored)
-    longest = max([1, *map(terms_per_entry, dense)])
+    longest = max([1, *map(products_per_entry, dense)])
     block = block_sums.block_length(examples, longest, math.prod(factored.sizes), ratio)
     return SumParts(dense, lookups, number, ratio, longest, block)
 
 
-def _lookup_terms(cut: SumParts) -> dict[str, Any]:
+def _lookup_options(cut: SumParts) -> dict[str, Any]:
     """Returns the arguments that the sum of lookups shares with the bound of its rounding."""
-    terms = sum(map(terms_per_entry, cut.lookups))
-    return {"terms": terms, "ratio": cut.ratio, "largest_summand": cut.largest_summand}
+    products = sum(map(products_per_entry, cut.lookups))
+    return {"products": products, "ratio": cut.ratio, "largest_summand": cut.largest_summand}
 
 
 def sum_products(
@@ -231,7 +232,7 @@ def sum_products(
     cut = split_sum(factored, examples)
     summand = cut.largest_summand
     found = [sum_segment(segment, coefficients, cut.block, summand) for segment in cut.dense]
-    for term in factored.terms:
+    for term in factored.fixed_terms:
         # The basis is the same for all examples, so it multiplies the sum of their weights once.
         total = block_sums.sum_weighted(
             coefficients, term.weights, block=cut.block, largest_summand=summand
@@ -247,9 +248,9 @@ def sum_products(
     ]
 
     def add(table: jax.Array, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        terms = _lookup_terms(cut)
+        options = _lookup_options(cut)
         return _rounding.integer_sums.add_lookups(
-            table, lookups, examples=examples, bound=bound, **terms
+            table, lookups, examples=examples, bound=bound, **options
         )
 
     return jax.vmap(add)(table, lookups)
@@ -262,19 +263,17 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     if cut.lookups:
         stacks, _, columns = factored.sizes
         lookups = _rounding.integer_sums.lookup_rounding(
-            stacks * columns, examples=examples, **_lookup_terms(cut)
+            stacks * columns, examples=examples, **_lookup_options(cut)
         )
-    if cut.dense or factored.terms:
+    if cut.dense or factored.fixed_terms:
+        summand = cut.largest_summand
         rounding = block_sums.block_rounding(
-            examples,
-            cut.block,
-            terms=cut.longest,
-            ratio=cut.ratio,
-            largest_summand=cut.largest_summand,
+            examples, cut.block, products=cut.longest, ratio=cut.ratio, largest_summand=summand
         )
     # All parts of an example are together at most M C, so the largest part counts. Fixed terms add
     # one rounding, for the product of their sums with the fixed arrays.
-    joined = cut.ratio * block_sums.parts_rounding(cut.number + bool(factored.terms), examples)
+    parts = cut.number + bool(factored.fixed_terms)
+    joined = cut.ratio * block_sums.parts_rounding(parts, examples)
     joined += max(rounding.joined, lookups.joined)
     termwise = cut.number > 1 or lookups.termwise
     own = lookups.own + flushed(factored)
@@ -322,7 +321,7 @@ def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..
 
     def call(factored: FactoredGradients, *args: Any) -> Any:
         # `MeasuredTerm` is not a pytree, so `jit` cannot take it.
-        return (function if factored.terms else traced)(factored, *args)
+        return (function if factored.fixed_terms else traced)(factored, *args)
 
     return call
 

@@ -142,7 +142,7 @@ def measure_terms(factored: FactoredGradients) -> NormBounds:
 
     The error of each summand is at most γ times the product of the sizes of its two sides.
     """
-    segments, sizes, terms = factored.segments, factored.sizes, factored.terms
+    segments, sizes, terms = factored.segments, factored.sizes, factored.fixed_terms
     count = len(terms)
     more, crossed = _term_sizes(terms, sizes)
     size = factor_products.measure(segments, sizes, "gram")
