@@ -197,7 +197,7 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
         absolute = absolute_size(segments, sizes)
         return NormBounds(jnp.square(absolute) + lost_squares(1), absolute)
     square, lengths = _inner_products(segments, sizes)
-    absolute = _join_lengths(segments, lengths, sizes)
+    absolute = _join_stacks(segments, lengths, sizes)
     # If terms cancel, the computed square may be negative. It is then replaced by zero.
     return NormBounds(jnp.maximum(square, 0.0) + _lost_products(segments, sizes), absolute)
 
@@ -209,10 +209,10 @@ class PositionSums(NamedTuple):
     lengths: jax.Array
 
 
-def sum_positions(segments: list[Segment], sizes: Sizes) -> PositionSums:
-    """Returns the sums of `measure` with "gram", for one segment that is not stacked."""
+def inner_product_sums(segments: list[Segment], sizes: Sizes) -> PositionSums:
+    """Returns the sums over inner products of `measure` with "gram", for one segment that is not stacked."""
     (segment,) = segments
-    lengths, bound = _bound_own_products(segment, _sum_error(segments, sizes))
+    lengths, bound = _bound_own_products(segment, _chain_error(segments, sizes))
     products = lax.optimization_barrier(jnp.sum(bound, axis=-1))
     return PositionSums(products[:, 0], (lengths.rows * lengths.columns)[:, 0])
 
@@ -264,7 +264,7 @@ def formed_together(sizes: Sizes) -> int:
 
 def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """Returns upper bounds of ‖G‖², (B,), and Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K)."""
-    add = partial(_sum_inner_products, error=_sum_error(segments, sizes))
+    add = partial(_sum_inner_products, error=_chain_error(segments, sizes))
 
     def by_matrix() -> tuple[jax.Array, jax.Array]:
         squares, lengths = map_stacks(add, segments)
@@ -279,7 +279,7 @@ def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, j
     return found
 
 
-def _sum_error(segments: list[Segment], sizes: Sizes) -> float:
+def _chain_error(segments: list[Segment], sizes: Sizes) -> float:
     """Returns the error of the sum over all products of inner products."""
     # The longest chain sums over K, L and L', over pairs of segments, and in one entry, which has a
     # product and three additions in `_bound_products`: half of eight.
@@ -373,7 +373,7 @@ def map_stacks(function: Callable[[list[Segment]], Any], segments: list[Segment]
 def absolute_size(segments: list[Segment], sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S, (B,), from the factors."""
     lengths = _sum_lengths([Segment(*map(_vector_norms, s)) for s in segments])
-    return _join_lengths(segments, lengths, sizes)
+    return _join_stacks(segments, lengths, sizes)
 
 
 def _sum_lengths(lengths: list[Segment]) -> jax.Array:
@@ -381,7 +381,7 @@ def _sum_lengths(lengths: list[Segment]) -> jax.Array:
     return reduce(jnp.add, [jnp.sum(rows * columns, axis=2) for rows, columns in lengths])
 
 
-def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> jax.Array:
+def _join_stacks(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S from Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
     room = _length_room(segments, sizes)
     if sizes[0] == 1:

@@ -340,7 +340,7 @@ def shorter(module, *names):
 
 
 ROOM = shorter_gamma(factor_products, "_length_room")
-INNER = shorter_gamma(factor_products, "_inner_errors", "_sum_error")
+INNER = shorter_gamma(factor_products, "_inner_errors", "_chain_error")
 FORMED = shorter_gamma(factor_products, "measure_formed")
 COEFFICIENT = shorter_gamma(bounds, "clip_coefficients")
 JOINED = shorter_gamma(part_limits, "join_lengths")

@@ -23,7 +23,7 @@ from dpoptax._ghost_clipping.backward.use_runner import run_uses
 from dpoptax._ghost_clipping.backward.use_sum import (
     UseSum,
     Weighing,
-    measure_formed,
+    store_and_measure,
     spec_of_sum,
     sum_formed,
 )
@@ -102,7 +102,7 @@ class PartSums:
         lengths, gradients, outputs = run_uses(
             self._program, self._leaves, inputs, functions, mapped=True, axes=self._devices.axes
         )
-        formed = self._devices.each(lambda gradient: part_length(measure_formed(gradient)[1]))
+        formed = self._devices.each(lambda gradient: part_length(store_and_measure(gradient)[1]))
         found = [lengths[use_sum.use.index] for use_sum in self._uses]
         found += [formed(gradients[leaf]) for leaf in self._program.opaque]
         return found, list(roundings.values()), outputs

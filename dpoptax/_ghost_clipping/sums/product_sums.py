@@ -122,7 +122,7 @@ def sum_segment(
     )
     if sizes[0] == 1:
         # With an axis of one matrix, XLA on CPU and GPU copies or transposes whole factors.
-        return in_blocks(_sum_positions, *(x[:, 0] for x in weighted))[None]
+        return in_blocks(_sum_matrix, *(x[:, 0] for x in weighted))[None]
     # Both factors keep their order of axes.
     together = functools.partial(in_blocks, _sum_stacks, *weighted)
     if not factor_products.has_large_stacks(sizes):
@@ -135,7 +135,7 @@ def sum_segment(
 _sum_stacks = functools.partial(factor_products.contract, "bktr,bktd->krd")
 
 
-def _sum_positions(rows: jax.Array, columns: jax.Array) -> jax.Array:
+def _sum_matrix(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Sums over examples and positions at once, from (B, L, …) to (R, D)."""
     if rows.shape[1] == 1:
         return _sum_merged(rows, columns)
@@ -294,7 +294,7 @@ def product_pieces(
 def measure_products(products: list[FactoredGradients], methods: list[str]) -> list[NormBounds]:
     """Returns the norm bounds of products; inner products of equal lengths are added together."""
     measure = _once_per_shape(measure_product, static_argnums=1)
-    sum_positions = _once_per_shape(lambda x: factor_products.sum_positions(x.segments, x.sizes))
+    add = _once_per_shape(lambda x: factor_products.inner_product_sums(x.segments, x.sizes))
     found: dict[int, NormBounds] = {}
     by_positions: dict[int, list[int]] = collections.defaultdict(list)
     for i, (factored, method) in enumerate(zip(products, methods, strict=True)):
@@ -304,7 +304,7 @@ def measure_products(products: list[FactoredGradients], methods: list[str]) -> l
             found[i] = measure(factored, method)
     for indices in by_positions.values():
         # Each has arrays (B, L) with the same L, which are stacked and summed over L by one kernel.
-        sums = [sum_positions(products[i]) for i in indices]
+        sums = [add(products[i]) for i in indices]
         given = [(products[i].segments, products[i].sizes) for i in indices]
         together = factor_products.measure_together(sums, given)
         found |= dict(zip(indices, together, strict=True))
