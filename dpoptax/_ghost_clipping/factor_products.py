@@ -210,7 +210,7 @@ class PositionSums(NamedTuple):
 
 
 def inner_product_sums(segments: list[Segment], sizes: Sizes) -> PositionSums:
-    """Returns the sums over inner products of `measure` with "gram", for one segment that is not stacked."""
+    """Returns the sums of `measure` with "gram", for one segment that is not stacked."""
     (segment,) = segments
     lengths, bound = _bound_own_products(segment, _chain_error(segments, sizes))
     products = lax.optimization_barrier(jnp.sum(bound, axis=-1))

@@ -94,14 +94,11 @@ class PlannedUse:
 
     @property
     def weighs_operand(self) -> bool:
-        """Returns whether the sum multiplies the operand by coefficients, not the cotangent.
-
-        It multiplies the smaller factor, and the columns of equal ones.
-        """
+        """Returns whether the sum multiplies the operand by coefficients, not the cotangent."""
         if self.use.rule.is_lookup:
             return False
         _, rows, columns = self.layout.sizes
-        return rows < columns or (self.swapped and rows == columns)
+        return not weighs_rows(columns, rows) if self.swapped else weighs_rows(rows, columns)
 
     def segments(self, points: int) -> int:
         """Returns the number of segments.
@@ -168,6 +165,11 @@ class Plan:
     formed: dict[int, str]
     formed_uses: tuple[Use, ...] = ()
     is_pulled: bool = False
+
+
+def weighs_rows(rows: int, columns: int) -> bool:
+    """Returns whether a sum multiplies rows, not columns, by coefficients: the smaller factor."""
+    return rows < columns
 
 
 def unweighted_sides(plan: Plan) -> tuple[frozenset[int], frozenset[int]]:

@@ -23,8 +23,8 @@ from dpoptax._ghost_clipping.backward.use_runner import run_uses
 from dpoptax._ghost_clipping.backward.use_sum import (
     UseSum,
     Weighing,
-    store_and_measure,
     spec_of_sum,
+    store_and_measure,
     sum_formed,
 )
 from dpoptax._ghost_clipping.make_plan import read_use

@@ -21,7 +21,7 @@ from jax import lax
 from dpoptax import _rounding
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
-from dpoptax._ghost_clipping.plan import Product
+from dpoptax._ghost_clipping.plan import Product, weighs_rows
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.bounds import (
     FLOAT32_ERROR,
@@ -108,9 +108,8 @@ def sum_segment(
     The other factor must be finite (`PlannedUse.weighs_operand`).
     """
     rows, columns = segment
-    # Rows are (B, K, L, R), and columns (B, K, L, D). `PlannedUse.weighs_operand` makes the same
-    # choice, and decides which factor must be finite.
-    if rows.shape[-1] < columns.shape[-1]:  # the smaller factor is copied
+    # Rows are (B, K, L, R), and columns (B, K, L, D). The weighted factor is copied.
+    if weighs_rows(rows.shape[-1], columns.shape[-1]):
         rows = weigh_values(rows, coefficients)
     else:
         columns = weigh_values(columns, coefficients)
