@@ -148,8 +148,8 @@ def measure_terms(factored: FactoredGradients) -> NormBounds:
     size = factor_products.measure(segments, sizes, "gram")
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
     positions = sum(segment.rows.shape[2] for segment in segments)
-    # A summand is a sum over axes, positions (in parts of 512) and segments, and one of K + K (K +
-    # 1)/2. It has up to seven products, and this bound six roundings: less than 20 more.
+    # A summand is a sum over axes, positions and segments, and one of K + K (K + 1)/2. It has up to
+    # seven products, and this bound six roundings: less than 20 more. `positions // 512` is spare.
     operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 20
     operations += LOST_PRODUCTS + positions // 512
     # `absolute` contains `more`, so this bounds 2 Σ_k ‖term_k‖ S of the products, and all products
