@@ -152,7 +152,7 @@ def coefficient(machine, clip, pieces=1, absolute=0.0, ratio=1.0, error=0.0, roo
             for size in zip(squares, absolutes, strict=True)
         ]
         mask = np.ones(1, bool)
-        found, *_ = bounds.clip_coefficients(clip, measured, mask, group_count=1, tau=TAU)
+        found, *_ = bounds.clip_coefficients(clip, measured, mask, groups=[0], tau=TAU)
         return jnp.stack(found)
 
     squares = full(pieces, 1)
@@ -168,7 +168,7 @@ def absolute_coefficient(machine, ratio=8.0, absolute=100.0):
     def coefficients(square, size):
         piece = Piece(NormBounds(square, size), ratio=ratio)
         (found,), *_ = bounds.clip_coefficients(
-            dpoptax.l2_clip(C), [piece], np.ones(1, bool), group_count=1, tau=TAU
+            dpoptax.l2_clip(C), [piece], np.ones(1, bool), groups=[0], tau=TAU
         )
         return found
 

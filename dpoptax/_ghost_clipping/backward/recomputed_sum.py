@@ -108,9 +108,7 @@ def _clip_whole(
         return [], jnp.zeros(mask.shape, jnp.float32), mask
     # One piece for each parameter. Parameters share no entry, but the uses of one may.
     pieces = [Piece(join_lengths(own), groups[leaf]) for leaf, own in by_leaf.items()]
-    found, norms, used = bounds.clip_coefficients(
-        clip, pieces, mask, group_count=1 + max(groups), tau=tau
-    )
+    found, norms, used = bounds.clip_coefficients(clip, pieces, mask, groups=groups, tau=tau)
     coefficients = dict(zip(by_leaf, found, strict=True))
     limits = [
         PartLimits(*(x.reshape(mask.shape[0], *part.steps) for x in limit))

@@ -76,7 +76,7 @@ def streamed_sum(
 
         def coefficients(piece: Piece, used: jax.Array, rounding: Rounding) -> jax.Array:
             tau = tau_of_parts(examples.whole, [rounding], added)
-            return bounds.clip_coefficients(part_clip, [piece], used, group_count=1, tau=tau)[0][0]
+            return bounds.clip_coefficients(part_clip, [piece], used, groups=[0], tau=tau)[0][0]
 
         return Weighing(part_clip.sensitivity, coefficients)
 

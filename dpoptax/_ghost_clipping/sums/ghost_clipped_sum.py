@@ -126,9 +126,7 @@ def clip_and_sum(
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
     scaled, groups = clip.scaling(reference), clip.groups(points.points[0])
     pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
-    by_piece, norms, used = bounds.clip_coefficients(
-        scaled, pieces, mask, group_count=1 + max(groups), tau=tau
-    )
+    by_piece, norms, used = bounds.clip_coefficients(scaled, pieces, mask, groups=groups, tau=tau)
     total: GradientSums = {}
     products, options = gradients.products, (scaled.sensitivity, whole.examples)
     parts = sums.product_sums.sum_each(products, by_piece, *options) if products else ()
