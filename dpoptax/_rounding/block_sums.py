@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._clips.clip import Clip
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF, gamma
-from dpoptax._support.tree import PyTree, widen
+from dpoptax._support.tree import widen
 
 BLOCK_LENGTH = 32
 """The maximum number of examples in a block, if each has one term."""
@@ -58,8 +57,6 @@ _PLAIN_SUMS = 5
 # Room for numbers that are set to zero in sums of formed gradients, which are less than 2^-125 B √d
 # in sums and 2^-126 √d in summands: relative to the smallest bound, for d up to 2^40.
 _FLUSHED = 2.0**-40
-# Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
-_STATISTIC_EXAMPLES = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,19 +388,3 @@ def compensated_add(
     """
     total, off = two_sum(total, value)
     return two_sum(total, lost + off)
-
-
-def sum_statistic(
-    clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
-) -> jax.Array | None:
-    """Returns the sum of the geometry's statistic over used examples, if it has one."""
-    value = clip.statistic(norms, reference)
-    if value is None:
-        return None
-    if whole.examples > _STATISTIC_EXAMPLES:
-        raise ValueError(
-            f"A batch must have at most {_STATISTIC_EXAMPLES} examples for {clip} to count them "
-            f"exactly, got {whole.examples}. Use smaller batches, or method='vmap', which includes "
-            "the rounding of the count in its bound."
-        )
-    return jnp.sum(jnp.where(used, value, 0.0))

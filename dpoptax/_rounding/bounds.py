@@ -35,7 +35,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.clip import Clip
-from dpoptax._support.tree import widen
+from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import check_settings, keeps_order, materialize, unstack
 
 # M for up to 256 terms. Training does not reach it: docs/developers/bound.md has measurements.
@@ -60,6 +60,8 @@ _LARGEST_NORM = 2.0**39
 MINIMUM_BOUND = 2.0**-40
 # Squares are summed in blocks of this length. Each level costs two kernels.
 _BLOCK = 2048
+# Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
+_STATISTIC_EXAMPLES = 2**16
 
 
 def gamma(operations: float) -> float:
@@ -227,6 +229,22 @@ def clip_coefficients(
     # Stored, so that parts that nearly cancel get exactly the same coefficient.
     (by_group,) = unstack(materialize(factors))
     return [by_group[group] for group in own], norms[0], used
+
+
+def sum_statistic(
+    clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, examples: int
+) -> jax.Array | None:
+    """Returns the sum of the geometry's statistic over used examples of a batch, if it has one."""
+    value = clip.statistic(norms, reference)
+    if value is None:
+        return None
+    if examples > _STATISTIC_EXAMPLES:
+        raise ValueError(
+            f"A batch must have at most {_STATISTIC_EXAMPLES} examples for {clip} to count them "
+            f"exactly, got {examples}. Use smaller batches, or method='vmap', which includes "
+            "the rounding of the count in its bound."
+        )
+    return jnp.sum(jnp.where(used, value, 0.0))
 
 
 def is_in_range(norms: jax.Array, absolute: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import bounds
-from dpoptax._rounding.block_sums import Rounding, sum_statistic
+from dpoptax._rounding.block_sums import Rounding
 from dpoptax._rounding.bounds import Piece
 from dpoptax._rounding.part_limits import (
     PartLimits,
@@ -72,7 +72,7 @@ def recomputed_sum(
     # One τ for all parts. No entry of the sum gets more parts than the parameter with most uses.
     tau = tau_of_parts(whole, roundings, max(sums.added.values(), default=1))
     limits, norms, used = _clip_whole(scaled, sums, lengths, groups, mask, tau)
-    statistic = sum_statistic(clip, points.reference, norms, used, whole)
+    statistic = bounds.sum_statistic(clip, points.reference, norms, used, whole.examples)
     # Without a barrier, the compiler would see that both turns compute the same operands, and would
     # keep those of the first.
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
