@@ -12,9 +12,9 @@ from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._ghost_clipping.plan import Plan, Product, kept_share
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.microbatch_rule import microbatch_rule
-from dpoptax._losses.program import Program, Use
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import trace_loss
+from dpoptax._losses.traced_program import Program, Use
 from dpoptax._losses.zero_gradients import (
     describe_constant,
     describe_unused,

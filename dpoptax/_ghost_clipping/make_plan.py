@@ -21,7 +21,7 @@ from dpoptax._ghost_clipping.plan import (
     Product,
     choose_product_method,
 )
-from dpoptax._losses.program import Program, Use
+from dpoptax._losses.traced_program import Program, Use
 
 if TYPE_CHECKING:
     from dpoptax._ghost_clipping.factor_products import Segment

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from dpoptax import _ghost_clipping
-from dpoptax._losses.program import Use
+from dpoptax._losses.traced_program import Use
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF, largest_ratio
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from dpoptax._losses.program import (
+from dpoptax._losses.traced_program import (
     Constant,
     DerivedValue,
     Parameter,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._losses.program import Program
+from dpoptax._losses.traced_program import Program
 from dpoptax._support.tree import PyTree
 
 _LISTED_NAMES = 8  # of parameters in a message

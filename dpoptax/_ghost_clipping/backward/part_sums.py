@@ -29,7 +29,7 @@ from dpoptax._ghost_clipping.backward.use_sum import (
 )
 from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
-from dpoptax._losses.program import Program
+from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding.block_sums import Rounding
 from dpoptax._rounding.part_limits import part_length

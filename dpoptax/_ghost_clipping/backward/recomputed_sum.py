@@ -26,8 +26,8 @@ from dpoptax._clips.clip import Clip
 from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
 from dpoptax._ghost_clipping.backward.part_sums import ByPart, PartSums, UseTotal, check_uses
 from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
-from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
+from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import bounds
 from dpoptax._rounding.block_sums import Rounding

@@ -32,8 +32,8 @@ from dpoptax._ghost_clipping.backward.part_sums import (
     check_uses,
 )
 from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
-from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
+from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import bounds
 from dpoptax._rounding.block_sums import Rounding

@@ -28,7 +28,7 @@ from dpoptax._ghost_clipping.sums.product_sums import (
     sum_error,
     sum_products,
 )
-from dpoptax._losses.program import Use
+from dpoptax._losses.traced_program import Use
 from dpoptax._losses.views import View
 from dpoptax._points.points import weigh
 from dpoptax._rounding import block_sums

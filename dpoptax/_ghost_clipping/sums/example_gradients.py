@@ -24,7 +24,7 @@ from dpoptax._ghost_clipping.records.record_points import (
     weighted_pairs,
 )
 from dpoptax._ghost_clipping.records.run_block import ParameterEvaluator
-from dpoptax._losses.program import Use
+from dpoptax._losses.traced_program import Use
 from dpoptax._points.points import weigh
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen

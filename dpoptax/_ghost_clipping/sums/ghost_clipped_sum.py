@@ -28,8 +28,8 @@ from dpoptax._ghost_clipping.sums.example_gradients import (
     ExampleGradients,
     collect_gradients,
 )
-from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
+from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums, bounds
 from dpoptax._rounding.block_sums import WholeBatch

@@ -37,8 +37,8 @@ from dpoptax._ghost_clipping.transformed.pulled_back_norms import (
     scaled_segment,
     split_cotangent,
 )
-from dpoptax._losses.program import Use
 from dpoptax._losses.rules import FactorLayout
+from dpoptax._losses.traced_program import Use
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize

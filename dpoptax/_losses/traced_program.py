@@ -37,7 +37,7 @@ class Constant:
 class Result:
     """Describes the origin of a value that is result `index` of a step."""
 
-    step: "Step"
+    step: "ProgramStep"
     index: int
 
     @property
@@ -123,7 +123,7 @@ class Block:
     """Holds a list of steps, with inputs and results."""
 
     inputs: list[Value]
-    steps: list["Step"] = dataclasses.field(default_factory=list)
+    steps: list["ProgramStep"] = dataclasses.field(default_factory=list)
     results: list[Value] = dataclasses.field(default_factory=list)
 
     def uses(self) -> list[Use]:
@@ -137,7 +137,7 @@ class Block:
 
 
 @dataclasses.dataclass(eq=False)
-class Step:
+class ProgramStep:
     """Holds one operation. Scans and `jax.checkpoint` have a body, unless all operands are derived.
 
     `loops` are the enclosing scans. For a use, `data` is the position of the operand that is
