@@ -29,6 +29,8 @@ _METHOD_TEXTS = {
     "gram": "inner products",
     "form": "formed, then summed again",
 }
+# For these, the gradient of a parameter is at most as large as a part of the output.
+_ELEMENTWISE = {"add", "sub", "mul", "div", "concatenate"}
 # Gradients are named if rounding may leave less than this share of the clipping bound.
 _SHORTENED = 0.95
 _HEADER = ("parameter", "shape", "uses", "norm by", "madds/example", "why")
@@ -210,7 +212,7 @@ def _explain_parameter(
     size = math.prod(shape)
     if leaf in plan.formed:
         # If a use does not read data, its gradient is a cotangent and therefore elementwise.
-        elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
+        elementwise = _is_elementwise(program, leaf) and not any(u.rule.reads_data for u in uses)
         pulled = any(find_view(use.value) is None for use in uses)
         formed = "formed and kept" + (", pulled back" if pulled else "")
         rule = "per-example gradient" if plan.formed[leaf] else formed
@@ -226,6 +228,17 @@ def _explain_parameter(
     texts, costs, kept = zip(*(_explain_product(p, points) for p in products), strict=True)
     rules, forms = ", ".join(sorted(set(texts))), any(p.method == "form" for p in products)
     return ParameterExplanation(path, shape, named, rules, sum(costs), forms, "", kept=min(kept))
+
+
+def _is_elementwise(program: Program, leaf: int) -> bool:
+    """Returns whether a parameter is only added to, multiplied by or joined with larger data.
+
+    Examples are biases and scales. A bias that also meets data in `jnp.where` is not elementwise.
+    """
+    found = program.opaque.get(leaf)
+    if found is None or not found.keys() <= _ELEMENTWISE:
+        return False
+    return program.parameters[leaf].size <= min(found.values())
 
 
 def _operations(uses: list[Use]) -> str:

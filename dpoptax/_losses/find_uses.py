@@ -142,7 +142,7 @@ class UseFinder:
         for value in values:
             for leaf in value.leaves if isinstance(value, DerivedValue) else ():
                 found = self.opaque.setdefault(leaf, {})
-                # `Program.elementwise` compares the parameter with the smallest output.
+                # `explain` compares the parameter with the smallest output.
                 found[reason] = min(entries, found.get(reason, entries))
 
 

@@ -12,9 +12,6 @@ from dpoptax._support.jaxprs import scan_parts
 if TYPE_CHECKING:
     from dpoptax._losses.rules import Rule
 
-# For these, the gradient of a parameter is at most as large as a part of the output.
-ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
-
 # (scan_id, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -182,19 +179,3 @@ class Program:
     uses: tuple[Use, ...]
     opaque: dict[int, dict[str, int]]
     unused: frozenset[int]
-
-    @property
-    def elementwise(self) -> frozenset[int]:
-        """Returns opaque parameters whose per-example gradients are cheapest to form.
-
-        They are only added to, multiplied by or concatenated with data of at least their size, such
-        as biases and scales.
-        """
-        return frozenset(
-            leaf
-            # A bias (D,) that is only added to data (L, D) qualifies. One that also meets data in
-            # `jnp.where` does not.
-            for leaf, found in self.opaque.items()
-            if found.keys() <= ELEMENTWISE_PRIMITIVES
-            and self.parameters[leaf].size <= min(found.values())
-        )
