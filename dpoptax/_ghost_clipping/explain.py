@@ -160,6 +160,7 @@ def explain(
     if num_points < 1:
         raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
 
+    # `eval_shape` returns shapes only, so other results leave it through this list.
     found: list[tuple[frozenset[int], list[ParameterExplanation], int]] = []
 
     # Frozen arrays are traced as an argument, like those of a jitted step.

@@ -83,7 +83,8 @@ class PartSums:
 
     def measure(self, inputs: Arrays) -> tuple[ByPart, list[Rounding], Arrays]:
         """Returns the lengths of all parts, the rounding of the uses' sums, and outputs."""
-        roundings: dict[int, Rounding] = {}  # filled while the backward pass is traced
+        # Filled while the backward pass is traced: cotangents carry arrays only, and no roundings.
+        roundings: dict[int, Rounding] = {}
 
         def length_of(use_sum: UseSum) -> Callable[..., jax.Array]:
             def length(operand: jax.Array, cotangent: jax.Array) -> jax.Array:

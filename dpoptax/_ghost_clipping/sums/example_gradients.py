@@ -222,8 +222,8 @@ def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> "Segme
     segment = make_segment(member, operand, cotangent)
     if records.early:
         return segment  # of records, which are in the working range where necessary
-    is_one_hot = _ghost_clipping.factor_products.is_one_hot
-    return type(segment)(*(x if is_one_hot(x) else within_range(x) for x in segment))
+    factors = _ghost_clipping.factor_products
+    return factors.Segment(*(x if factors.is_one_hot(x) else within_range(x) for x in segment))
 
 
 def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> "Segment":
