@@ -236,10 +236,9 @@ def _is_elementwise(program: Program, leaf: int) -> bool:
 
     Examples are biases and scales. A bias that also meets data in `jnp.where` is not elementwise.
     """
-    found = program.opaque.get(leaf)
-    if found is None or not found.keys() <= _ELEMENTWISE:
-        return False
-    return program.parameters[leaf].size <= min(found.values())
+    found = program.opaque.get(leaf, {})
+    known = bool(found) and found.keys() <= _ELEMENTWISE
+    return known and program.parameters[leaf].size <= min(found.values())
 
 
 def _operations(uses: list[Use]) -> str:

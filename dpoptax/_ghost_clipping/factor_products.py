@@ -451,9 +451,8 @@ def _diagonal_norms(inner: jax.Array, length: int) -> jax.Array:
 
 def sum_by_axes(x: jax.Array) -> jax.Array:
     """Sums over each axis except the first, for shorter chains of roundings."""
-    with jax.named_scope(
-        "sum_by_axes"
-    ):  # tests/clipped_grad/hlo_test.py searches compiled programs for this scope
+    # tests/clipped_grad/hlo_test.py searches compiled programs for this scope.
+    with jax.named_scope("sum_by_axes"):
         for _ in range(x.ndim - 1):
             x = lax.optimization_barrier(jnp.sum(x, axis=-1))
     return x

@@ -15,12 +15,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax import _losses
-from dpoptax._ghost_clipping.plan import (
-    Plan,
-    PlannedUse,
-    Product,
-    choose_product_method,
-)
+from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product, choose_product_method
 from dpoptax._losses.traced_program import Program, Use
 
 if TYPE_CHECKING:

@@ -8,13 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from dpoptax._losses.traced_program import (
-    Constant,
-    DerivedValue,
-    Parameter,
-    Result,
-    ScanSlices,
-)
+from dpoptax._losses.traced_program import Constant, DerivedValue, Parameter, Result, ScanSlices
 from dpoptax._losses.views import View, view_of_result
 from dpoptax._support.jaxprs import (
     CUSTOM_DERIVATIVE_CALLS,

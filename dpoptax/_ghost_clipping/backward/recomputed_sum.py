@@ -81,9 +81,7 @@ def recomputed_sum(
     # and does not merge its branch with the first turn.
     (always,) = opaque_integers([1])
     totals = lax.cond(
-        always > 0,
-        lambda: sums.sum(leaves, inputs, weighings, limits)[0],
-        sums.zeros,
+        always > 0, lambda: sums.sum(leaves, inputs, weighings, limits)[0], sums.zeros
     )
     total = jax.tree.unflatten(jax.tree.structure(params), totals)
     return (total, statistic), program.loss.aux(outputs)

@@ -24,10 +24,7 @@ from dpoptax._ghost_clipping import sums
 from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._ghost_clipping.plan import unweighted_sides
 from dpoptax._ghost_clipping.records.record_points import record_points
-from dpoptax._ghost_clipping.sums.example_gradients import (
-    ExampleGradients,
-    collect_gradients,
-)
+from dpoptax._ghost_clipping.sums.example_gradients import ExampleGradients, collect_gradients
 from dpoptax._losses.trace_loss import Examples
 from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints

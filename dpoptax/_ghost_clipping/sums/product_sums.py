@@ -216,11 +216,7 @@ def _lookup_options(cut: SumParts) -> dict[str, Any]:
 
 
 def sum_products(
-    factored: FactoredGradients,
-    coefficients: jax.Array,
-    *,
-    bound: float,
-    examples: int,
+    factored: FactoredGradients, coefficients: jax.Array, *, bound: float, examples: int
 ) -> jax.Array:
     """Returns Σ_i coefficients[i] G_i, (K, R, D), for coefficients (B,).
 
