@@ -1,1 +1,1 @@
-"""Computes clipped sums in micro-batches, on one or many devices."""
+"""Computes clipped sums in micro-batches, on one or many devices. `rewrites` serves XLA."""

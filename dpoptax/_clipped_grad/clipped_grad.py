@@ -150,13 +150,14 @@ def clipped_grad(
     >>> grad_fn(jnp.zeros(2), jnp.array([[-3.0, -4.0], [-0.3, -0.4]])).sum
     Array([0.899..., 1.199...], dtype=float32)
     """
+    if mesh is None and param_specs is not None:
+        raise ValueError(f"`param_specs` needs a `mesh`, got param_specs={param_specs}.")
     clip = as_clip(clip)
     engine = choose_engine(Options(clip, method, precision, grid, microbatch_size, mesh))
     if return_values:
         loss_fn, has_aux = _with_value(loss_fn, has_aux), True
     sums = BatchSum(loss_fn, has_aux, engine, microbatch_size, mesh)
-    on_mesh = mesh is not None or param_specs is not None
-    batch_sum = _over_devices(sums, clip, mesh, axis_name, param_specs) if on_mesh else sums
+    batch_sum = sums if mesh is None else _over_devices(sums, clip, mesh, axis_name, param_specs)
     # Terms are static: they are part of the dtype of the sealed sum.
     total = jax.jit(functools.partial(sealed_sum, batch_sum), static_argnames="terms")
 
@@ -171,7 +172,7 @@ def clipped_grad(
         points = ensure_points(params)
         check_parameters(points.points[0])
         _check_same_axes(points, batch)
-        if not on_mesh:
+        if mesh is None:
             _check_one_device(batch)
         is_example = check_mask(mask, batch_length(batch))
         if key is not None or ids is not None:
@@ -275,15 +276,13 @@ def _varying(x: jax.Array) -> frozenset[str]:
 def _over_devices(
     sums: BatchSum,
     clip: Clip,
-    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     axis_name: str | Sequence[str],
     param_specs: PyTree,
 ) -> Callable[..., tuple[PyTree, PyTree]]:
     """Returns `sums` over the devices of a mesh."""
     from dpoptax._clipped_grad import sharding
 
-    if mesh is None:
-        raise ValueError(f"`param_specs` needs a `mesh`, got param_specs={param_specs}.")
     layout = sharding.make_layout(mesh, axis_name, param_specs)
     if sums.engine.in_backward:
         total = sharding.sum_in_backward(sums, layout, clip.sensitivity)

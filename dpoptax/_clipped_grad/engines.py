@@ -10,7 +10,7 @@ rounding. Only the chosen engine is imported.
 | "recompute" | `_ghost_clipping.backward.recomputed_sum` | a norm and a limit |
 | "streaming" | `_ghost_clipping.backward.streamed_sum` | nothing |
 
-With a grid, or a clip that encodes gradients, "auto" is "vmap".
+With a grid, or a clip that encodes gradients by more than their norms, "auto" is "vmap".
 """
 
 import dataclasses

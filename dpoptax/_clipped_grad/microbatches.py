@@ -204,7 +204,7 @@ def _rewrite_for_xla(fun: Callable[..., PyTree], *, private: bool) -> Callable[.
         patterns = (_REWRITTEN, _ORDERED) if private else (_REWRITTEN,)
         if not any(pattern.fullmatch(name) for pattern in patterns for name in names):
             return traced(*args)
-        from dpoptax._clipped_grad import rewriting, scatter_order, xla_rewrites
+        from dpoptax._clipped_grad.rewrites import rewriting, scatter_order, xla_rewrites
 
         def rule(eqn: JaxprEqn, constants: rewriting.Constants) -> Callable[..., Any] | None:
             order = scatter_order.rule(eqn, constants) if private else None

@@ -13,7 +13,7 @@ from dpoptax._clipped_grad.microbatches import BatchSum
 from dpoptax._ghost_clipping.backward.batch_devices import BatchDevices
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding.block_sums import WholeBatch
-from dpoptax._rounding.device_sums import Layout, device_adder
+from dpoptax._rounding.device_sums import MeshLayout, device_adder
 from dpoptax._support.tree import PyTree, kind_of
 from dpoptax._support.xla import materialize
 
@@ -25,7 +25,7 @@ def make_layout(
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     axis_name: str | Sequence[str],
     param_specs: PyTree,
-) -> Layout:
+) -> MeshLayout:
     """Returns the layout for arguments of `clipped_grad`."""
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise TypeError(
@@ -39,10 +39,12 @@ def make_layout(
             f"`axis_name` must name one or several of the mesh's axes {mesh.axis_names}, got "
             f"{axis_name!r}."
         )
-    return Layout(mesh, axes, param_specs)
+    return MeshLayout(mesh, axes, param_specs)
 
 
-def sum_over_devices(sums: BatchSum, layout: Layout, *, scatter: bool, bound: float) -> DeviceSum:
+def sum_over_devices(
+    sums: BatchSum, layout: MeshLayout, *, scatter: bool, bound: float
+) -> DeviceSum:
     """Runs `sums(points, records, mask, key)` on each device and adds the results.
 
     Each device computes its own examples. Sharded parameters are all-gathered first, and the sums
@@ -99,7 +101,7 @@ def _gather(x: jax.Array, spec: P) -> jax.Array:
     return x
 
 
-def sum_in_backward(sums: BatchSum, layout: Layout, bound: float) -> DeviceSum:
+def sum_in_backward(sums: BatchSum, layout: MeshLayout, bound: float) -> DeviceSum:
     """Returns `total(points, records, mask, key)`, which adds each use over devices.
 
     The compiler shards the loss. Only the sums over examples run in `shard_map`. Explicit axes
@@ -108,7 +110,7 @@ def sum_in_backward(sums: BatchSum, layout: Layout, bound: float) -> DeviceSum:
     """
 
     def sum_parts(
-        layout: Layout,
+        layout: MeshLayout,
         points: GradientPoints,
         records: PyTree,
         mask: jax.Array,
@@ -134,7 +136,7 @@ def sum_in_backward(sums: BatchSum, layout: Layout, bound: float) -> DeviceSum:
 
 
 def _on_automatic_axes(
-    sum_parts: Callable[..., tuple[PyTree, PyTree]], layout: Layout, params: PyTree
+    sum_parts: Callable[..., tuple[PyTree, PyTree]], layout: MeshLayout, params: PyTree
 ) -> Callable[..., tuple[PyTree, PyTree]]:
     """Runs `sum_parts(layout, points, …)` of explicitly sharded arrays on automatic axes."""
     automatic = layout.automatic(params)

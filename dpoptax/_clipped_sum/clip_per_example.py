@@ -156,9 +156,7 @@ def clip_each(
     sizes = map(bounds.formed_bounds, units)
     pieces = [bounds.Piece(size, group) for size, group in zip(sizes, groups, strict=True)]
     # τ makes room in the bound for the rounding of the sum.
-    coefficients, norms, used = bounds.clip_coefficients(
-        clip, pieces, mask, group_count=1 + max(groups), tau=tau
-    )
+    coefficients, norms, used = bounds.clip_coefficients(clip, pieces, mask, groups=groups, tau=tau)
     return ClippedUnits(units, coefficients, norms, used)
 
 

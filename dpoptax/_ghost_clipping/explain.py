@@ -12,9 +12,9 @@ from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._ghost_clipping.plan import Plan, Product, kept_share
 from dpoptax._losses.derived_views import find_view
 from dpoptax._losses.microbatch_rule import microbatch_rule
-from dpoptax._losses.program import Program, Use
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import trace_loss
+from dpoptax._losses.traced_program import Program, Use
 from dpoptax._losses.zero_gradients import (
     describe_constant,
     describe_unused,
@@ -29,6 +29,8 @@ _METHOD_TEXTS = {
     "gram": "inner products",
     "form": "formed, then summed again",
 }
+# For these, the gradient of a parameter is at most as large as a part of the output.
+_ELEMENTWISE = {"add", "sub", "mul", "div", "concatenate"}
 # Gradients are named if rounding may leave less than this share of the clipping bound.
 _SHORTENED = 0.95
 _HEADER = ("parameter", "shape", "uses", "norm by", "madds/example", "why")
@@ -158,6 +160,7 @@ def explain(
     if num_points < 1:
         raise ValueError(f"`num_points` must be at least 1, got {num_points}.")
 
+    # `eval_shape` returns shapes only, so other results leave it through this list.
     found: list[tuple[frozenset[int], list[ParameterExplanation], int]] = []
 
     # Frozen arrays are traced as an argument, like those of a jitted step.
@@ -210,7 +213,7 @@ def _explain_parameter(
     size = math.prod(shape)
     if leaf in plan.formed:
         # If a use does not read data, its gradient is a cotangent and therefore elementwise.
-        elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
+        elementwise = _is_elementwise(program, leaf) and not any(u.rule.reads_data for u in uses)
         pulled = any(find_view(use.value) is None for use in uses)
         formed = "formed and kept" + (", pulled back" if pulled else "")
         rule = "per-example gradient" if plan.formed[leaf] else formed
@@ -228,6 +231,16 @@ def _explain_parameter(
     return ParameterExplanation(path, shape, named, rules, sum(costs), forms, "", kept=min(kept))
 
 
+def _is_elementwise(program: Program, leaf: int) -> bool:
+    """Returns whether a parameter is only added to, multiplied by or joined with larger data.
+
+    Examples are biases and scales. A bias that also meets data in `jnp.where` is not elementwise.
+    """
+    found = program.opaque.get(leaf, {})
+    known = bool(found) and found.keys() <= _ELEMENTWISE
+    return known and program.parameters[leaf].size <= min(found.values())
+
+
 def _operations(uses: list[Use]) -> str:
     """Returns the names of the operations of `uses`, with their counts."""
     names = collections.Counter(use.rule.name for use in uses)
@@ -236,7 +249,7 @@ def _operations(uses: list[Use]) -> str:
 
 def _explain_product(product: Product, points: int) -> tuple[str, int, float]:
     """Returns the method of a product, its multiply-adds, and the share that rounding leaves."""
-    groups, rows, columns = product.layout.sizes
+    stacks, rows, columns = product.layout.sizes
     positions = sum(m.positions * m.segments(points) for m in product.members)
     work = positions * rows * columns
     norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}
@@ -244,4 +257,4 @@ def _explain_product(product: Product, points: int) -> tuple[str, int, float]:
     # Inner products with one-hot factors are exact.
     exact = all(member.use.rule.is_lookup for member in product.members)
     kept = 1.0 if exact else kept_share(product.method, positions, rows, columns)
-    return text, groups * (work + norm[product.method]), kept
+    return text, stacks * (work + norm[product.method]), kept

@@ -9,7 +9,7 @@ which takes L²(R + D) operations. Forming the gradient takes L R D operations. 
 contractions are
 
     b  examples B      t, s  positions L, L' of two segments, such as tokens
-    k  groups K        r, d  rows R and columns D of the gradient, the sides of a kernel
+    k  stacks K        r, d  rows R and columns D of the gradient, the sides of a kernel
 
 For a kernel of (768, 3072) and 128 tokens, rows are (B, 1, 128, 768) and columns (B, 1, 128, 3072).
 The two matrices of inner products have 128² entries each, and the gradient 144 times as many.
@@ -48,8 +48,8 @@ from dpoptax._support.xla import cut_along, map_range, round_to_dtype
 _VECTOR_FLOOR = 2.0**-52
 LOST_PRODUCTS = 8
 """Error by products set to zero, as a number of roundings relative to a product of sizes."""
-# A norm over groups loses at most this much for each √K, because squares are set to zero.
-_LOST_GROUPS = 2.0**-62
+# A norm over stacks loses at most this much for each √K, because squares are set to zero.
+_LOST_STACKS = 2.0**-62
 # Longer rows and columns, such as the logits of a large vocabulary, are contracted in parts, one
 # after the other, so that rounding grows with the length and the number of parts. The patches of
 # 3 × 3 kernels on 512 channels are not longer.
@@ -57,8 +57,8 @@ _LONG = 9 * 2**9
 _PART = 2**9
 # The entries of gradients that are formed at once and then discarded.
 _FORMED_ENTRIES = 2**22
-# On TPU, groups with more entries are computed one after the other.
-_LARGE_GROUP = 2**16
+# On TPU, stacked matrices with more entries are computed one after the other.
+_LARGE_MATRIX = 2**16
 
 
 class Segment(NamedTuple):
@@ -121,13 +121,13 @@ class FactoredGradients:
     Attributes:
       segments: the factors of the outer products.
       sizes: (K, R, D).
-      terms: the fixed terms that are added to the outer products if the parameter is transformed
+      fixed_terms: terms that are added to the outer products if the parameter is transformed
         before its use (`pulled_back_norms`); otherwise empty.
     """
 
     segments: list[Segment]
     sizes: Sizes = dataclasses.field(metadata={"static": True})
-    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
+    fixed_terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
 
 
 def is_one_hot(factor: jax.Array) -> bool:
@@ -193,11 +193,11 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
     For one position, S is the norm. Inner products include a bound of their rounding.
     """
     if method == "outer":
-        # One position: G = rowᵀ column, so ‖G‖ = ‖row‖ ‖column‖ = S. In groups, squares add up.
+        # One position: G = rowᵀ column, so ‖G‖ = ‖row‖ ‖column‖ = S. In stacks, squares add up.
         absolute = absolute_size(segments, sizes)
         return NormBounds(jnp.square(absolute) + lost_squares(1), absolute)
     square, lengths = _inner_products(segments, sizes)
-    absolute = _join_lengths(segments, lengths, sizes)
+    absolute = _join_stacks(segments, lengths, sizes)
     # If terms cancel, the computed square may be negative. It is then replaced by zero.
     return NormBounds(jnp.maximum(square, 0.0) + _lost_products(segments, sizes), absolute)
 
@@ -209,10 +209,10 @@ class PositionSums(NamedTuple):
     lengths: jax.Array
 
 
-def sum_positions(segments: list[Segment], sizes: Sizes) -> PositionSums:
-    """Returns the sums of `measure` with "gram", for one segment without groups."""
+def inner_product_sums(segments: list[Segment], sizes: Sizes) -> PositionSums:
+    """Returns the sums of `measure` with "gram", for one segment that is not stacked."""
     (segment,) = segments
-    lengths, bound = _bound_own_products(segment, _sum_error(segments, sizes))
+    lengths, bound = _bound_own_products(segment, _chain_error(segments, sizes))
     products = lax.optimization_barrier(jnp.sum(bound, axis=-1))
     return PositionSums(products[:, 0], (lengths.rows * lengths.columns)[:, 0])
 
@@ -264,22 +264,22 @@ def formed_together(sizes: Sizes) -> int:
 
 def _inner_products(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """Returns upper bounds of ‖G‖², (B,), and Σ_s Σ_t ‖row_t‖‖column_t‖, (B, K)."""
-    add = partial(_sum_inner_products, error=_sum_error(segments, sizes))
+    add = partial(_sum_inner_products, error=_chain_error(segments, sizes))
 
-    def by_group() -> tuple[jax.Array, jax.Array]:
-        squares, lengths = map_groups(add, segments)
+    def by_matrix() -> tuple[jax.Array, jax.Array]:
+        squares, lengths = map_stacks(add, segments)
         return jnp.sum(squares, axis=0), lengths[..., 0].swapaxes(0, 1)
 
     def together() -> tuple[jax.Array, jax.Array]:
         return add(segments)
 
-    if not has_large_groups(sizes):
+    if not has_large_stacks(sizes):
         return together()
-    found: tuple[jax.Array, jax.Array] = lax.platform_dependent(tpu=by_group, default=together)
+    found: tuple[jax.Array, jax.Array] = lax.platform_dependent(tpu=by_matrix, default=together)
     return found
 
 
-def _sum_error(segments: list[Segment], sizes: Sizes) -> float:
+def _chain_error(segments: list[Segment], sizes: Sizes) -> float:
     """Returns the error of the sum over all products of inner products."""
     # The longest chain sums over K, L and L', over pairs of segments, and in one entry, which has a
     # product and three additions in `_bound_products`: half of eight.
@@ -351,29 +351,29 @@ def roundings_of(size: int) -> int:
     return size if size <= _LONG else _PART + size // _PART + 1
 
 
-def has_large_groups(sizes: Sizes) -> bool:
-    """Returns whether groups are large matrices, such as the layers of a scan."""
-    groups, rows, columns = sizes
-    return groups > 1 and rows * columns > _LARGE_GROUP
+def has_large_stacks(sizes: Sizes) -> bool:
+    """Returns whether stacked matrices are large, such as the layers of a scan."""
+    stacks, rows, columns = sizes
+    return stacks > 1 and rows * columns > _LARGE_MATRIX
 
 
-def map_groups(function: Callable[[list[Segment]], Any], segments: list[Segment]) -> Any:
-    """Returns function(segments of one group), stacked, computed one group after the other.
+def map_stacks(function: Callable[[list[Segment]], Any], segments: list[Segment]) -> Any:
+    """Returns function(segments of one matrix), stacked, computed one after the other.
 
-    On TPU, a product of all groups takes longer to compile, and its operands are copied.
+    On TPU, a product of all stacks takes longer to compile, and its operands are copied.
     """
 
-    def of_group(group: jax.Array) -> Any:
-        part = partial(cut_along, start=group, size=1, axis=1)
+    def of_matrix(index: jax.Array) -> Any:
+        part = partial(cut_along, start=index, size=1, axis=1)
         return function([Segment(*map(part, segment)) for segment in segments])
 
-    return map_range(of_group, segments[0].rows.shape[1])
+    return map_range(of_matrix, segments[0].rows.shape[1])
 
 
 def absolute_size(segments: list[Segment], sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S, (B,), from the factors."""
     lengths = _sum_lengths([Segment(*map(_vector_norms, s)) for s in segments])
-    return _join_lengths(segments, lengths, sizes)
+    return _join_stacks(segments, lengths, sizes)
 
 
 def _sum_lengths(lengths: list[Segment]) -> jax.Array:
@@ -381,13 +381,13 @@ def _sum_lengths(lengths: list[Segment]) -> jax.Array:
     return reduce(jnp.add, [jnp.sum(rows * columns, axis=2) for rows, columns in lengths])
 
 
-def _join_lengths(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> jax.Array:
+def _join_stacks(segments: list[Segment], lengths: jax.Array, sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S from Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
     room = _length_room(segments, sizes)
     if sizes[0] == 1:
         return room * lengths[:, 0]
     square = jnp.sum(jnp.square(lengths), axis=1)
-    return room * jnp.sqrt(square) + math.sqrt(sizes[0]) * _LOST_GROUPS
+    return room * jnp.sqrt(square) + math.sqrt(sizes[0]) * _LOST_STACKS
 
 
 def _length_room(segments: list[Segment], sizes: Sizes) -> float:
@@ -451,9 +451,8 @@ def _diagonal_norms(inner: jax.Array, length: int) -> jax.Array:
 
 def sum_by_axes(x: jax.Array) -> jax.Array:
     """Sums over each axis except the first, for shorter chains of roundings."""
-    with jax.named_scope(
-        "sum_by_axes"
-    ):  # tests/clipped_grad/hlo_test.py searches compiled programs for this scope
+    # tests/clipped_grad/hlo_test.py searches compiled programs for this scope.
+    with jax.named_scope("sum_by_axes"):
         for _ in range(x.ndim - 1):
             x = lax.optimization_barrier(jnp.sum(x, axis=-1))
     return x

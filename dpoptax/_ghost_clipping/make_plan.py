@@ -15,20 +15,15 @@ import numpy as np
 from jax import lax
 
 from dpoptax import _losses
-from dpoptax._ghost_clipping.plan import (
-    Plan,
-    PlannedUse,
-    Product,
-    choose_product_method,
-)
-from dpoptax._losses.program import Program, Use
+from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product, choose_product_method
+from dpoptax._losses.traced_program import Program, Use
 
 if TYPE_CHECKING:
     from dpoptax._ghost_clipping.factor_products import Segment
     from dpoptax._losses.rules import FactorLayout
     from dpoptax._losses.views import AxisRuns
 
-# A view's offset in its parameter, and its axes as groups, rows and columns.
+# A view's offset in its parameter, and its axes as stacks, rows and columns.
 _LayoutKey: TypeAlias = "tuple[int, AxisRuns, AxisRuns, AxisRuns]"
 
 
@@ -81,7 +76,7 @@ def _choose_formed(
             formed.setdefault(leaf, "")
         else:
             joined[leaf] = [
-                dataclasses.replace(p, method="gram" if p.terms else "form")
+                dataclasses.replace(p, method="gram" if p.fixed_terms else "form")
                 if p.method == "keep"
                 else p
                 for p in found
@@ -178,10 +173,10 @@ def _join_uses(
     # Lookups first: their rows are one-hot, and they are never swapped.
     for member in sorted(members, key=lambda member: not member.use.rule.is_lookup):
         view, layout = member.view, member.layout
-        groups, rows, columns = map(view.runs, layout.sides)
-        key = (view.offset, groups, rows, columns)
+        stacks, rows, columns = map(view.runs, layout.sides)
+        key = (view.offset, stacks, rows, columns)
         # The gradient of a transposed use is Σ columns ⊗ rows, which joins the others as it is.
-        mirror = (view.offset, groups, columns, rows)
+        mirror = (view.offset, stacks, columns, rows)
         swapped = key not in by_layout and mirror in by_layout and not member.use.rule.is_lookup
         joined = by_layout.setdefault(mirror if swapped else key, [])
         joined.append(dataclasses.replace(member, swapped=swapped))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from dpoptax import _ghost_clipping
-from dpoptax._losses.program import Use
+from dpoptax._losses.traced_program import Use
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF, largest_ratio
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ class PullBackCounts:
     Attributes:
       segments: the outer products of all points together.
       positions: the positions of each outer product.
-      terms: the fixed terms of all points together.
+      fixed_terms: the fixed terms of all points together.
     """
 
     segments: int
     positions: int
-    terms: int
+    fixed_terms: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,14 +94,11 @@ class PlannedUse:
 
     @property
     def weighs_operand(self) -> bool:
-        """Returns whether the sum multiplies the operand by coefficients, not the cotangent.
-
-        It multiplies the smaller factor, and the columns of equal ones.
-        """
+        """Returns whether the sum multiplies the operand by coefficients, not the cotangent."""
         if self.use.rule.is_lookup:
             return False
         _, rows, columns = self.layout.sizes
-        return rows < columns or (self.swapped and rows == columns)
+        return not weighs_rows(columns, rows) if self.swapped else weighs_rows(rows, columns)
 
     def segments(self, points: int) -> int:
         """Returns the number of segments.
@@ -136,9 +133,9 @@ class Product:
         return any(member.pull_back_counts for member in self.members)
 
     @property
-    def terms(self) -> int:
+    def fixed_terms(self) -> int:
         """Returns the number of fixed terms added to the products."""
-        return _fixed_terms(self.members)
+        return _count_fixed_terms(self.members)
 
     @property
     def layout(self) -> "FactorLayout":
@@ -168,6 +165,11 @@ class Plan:
     formed: dict[int, str]
     formed_uses: tuple[Use, ...] = ()
     is_pulled: bool = False
+
+
+def weighs_rows(rows: int, columns: int) -> bool:
+    """Returns whether a sum multiplies rows, not columns, by coefficients: the smaller factor."""
+    return rows < columns
 
 
 def unweighted_sides(plan: Plan) -> tuple[frozenset[int], frozenset[int]]:
@@ -201,7 +203,7 @@ def choose_product_method(members: list[PlannedUse], examples: int, points: int)
     _, rows, columns = members[0].layout.sizes
     segments = [member.segments(points) for member in members]
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
-    terms = _fixed_terms(members)
+    terms = _count_fixed_terms(members)
     fixed = points if terms else 0
     method = choose_method(examples, positions, rows, columns, segments=sum(segments), fixed=fixed)
     if any(member.use.rule.is_lookup for member in members):
@@ -211,9 +213,9 @@ def choose_product_method(members: list[PlannedUse], examples: int, points: int)
     return "gram" if terms and method != "keep" else method
 
 
-def _fixed_terms(members: Sequence[PlannedUse]) -> int:
+def _count_fixed_terms(members: Sequence[PlannedUse]) -> int:
     counts = [member.pull_back_counts for member in members]
-    return sum(each.terms for each in counts if each is not None)
+    return sum(each.fixed_terms for each in counts if each is not None)
 
 
 def choose_method(

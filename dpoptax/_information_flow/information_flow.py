@@ -62,7 +62,7 @@ class InformationFlow:
         The difference of two such releases has no noise.
       clamped: for each line that gathers private rows by secret indices, the number of rows that
         it clamps the indices to. It must be the N of the sampler. With fewer rows, the last one
-        would fill the places of the missing ones. `PrivacyPlan.batches` checks the number.
+        would fill the places of the missing ones. `PrivateRun.batches` checks the number.
     """
 
     shown: tuple[Shown, ...]

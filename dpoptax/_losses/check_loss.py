@@ -85,11 +85,13 @@ def warn_of_constants(program: ClosedJaxpr) -> None:
     arrays = (x for x in constants.values() if not isinstance(x, jax.core.Tracer))
     size = sum(getattr(x, "nbytes", 0) for x in arrays)
     if size > _MAX_CONSTANT_BYTES:
+        from dpoptax._support.callers import level_of_caller
+
         warnings.warn(
             f"`loss_fn` closes over {size / 1e6:.0f} MB of arrays, which become constants in the "
             "compiled program and in compilation caches. Make frozen weights an argument of the "
             "jitted step, and call `dpoptax.clipped_grad` inside it with the loss that uses them.",
-            stacklevel=2,
+            stacklevel=level_of_caller(),
         )
 
 

@@ -1,35 +1,25 @@
 """Finds which entries of parameters a derived value holds, and how it was computed."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from dpoptax._losses.program import (
-    Constant,
-    DerivedValue,
-    Parameter,
-    Result,
-    ScanSlices,
-)
+from dpoptax._losses.traced_program import Constant, DerivedValue, Parameter, Result, ScanSlices
 from dpoptax._losses.views import View, view_of_result
-from dpoptax._support.jaxprs import CUSTOM_DERIVATIVE_CALLS, subprograms, type_of
+from dpoptax._support.jaxprs import (
+    CUSTOM_DERIVATIVE_CALLS,
+    INDEX_ARITHMETIC,
+    bind,
+    subprograms,
+    type_of,
+)
 from dpoptax._support.tree import is_narrow, is_real
 
 _MOST_INTEGERS = 1 << 20  # computed while the loss is traced
-INDEX_ARITHMETIC = frozenset(
-    {
-        "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq",
-        "expand_dims", "ge", "gt", "iota", "jit", "le", "lt", "max", "min", "mul", "neg", "pjit",
-        "rem", "reshape", "rev", "select_n", "slice", "squeeze", "stack", "sub", "transpose",
-    }
-)  # fmt: skip
-"""Operations on indices with the same results everywhere.
-
-Others may read a mesh, a platform or a host.
-"""
 
 
 def find_view(value: DerivedValue) -> View | None:
@@ -153,9 +143,9 @@ def _known_integers(value: DerivedValue) -> np.ndarray | None:
     if not isinstance(origin, Result) or value.varies:
         return None
     eqn = origin.step.eqn
-    operands = [_known_integers(v) for v in origin.operands]
+    operands: list[Any] = [_known_integers(v) for v in origin.operands]
     if eqn.primitive.name not in INDEX_ARITHMETIC or any(v is None for v in operands):
         return None
     # A trace around this would record the operation instead of its result.
     with jax.ensure_compile_time_eval():
-        return np.asarray(eqn.primitive.bind(*operands, **eqn.params))
+        return np.asarray(bind(eqn, operands)[origin.index])

@@ -139,7 +139,7 @@ class EntryUse(Rule):
         return cls(FactorLayout.last_axis(shape), eqn, parameter, eqn.primitive.name)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns factors with one row per group, which is 1."""
+        """Returns factors with one row per matrix, which is 1."""
         # The operation is linear, so its derivative is the same at zero.
         operands = [jnp.zeros(type_of(v).shape, cotangent.dtype) for v in self.eqn.invars]
 
@@ -150,5 +150,5 @@ class EntryUse(Rule):
         if gradient.size < cotangent.size and self.name != "concatenate":
             # A sum, stored, since XLA may compute it twice, with different rounding.
             gradient = materialize(gradient)
-        groups, _, columns = self.layout.sizes
-        return jnp.ones((groups, 1, 1), gradient.dtype), gradient.reshape(groups, 1, columns)
+        stacks, _, columns = self.layout.sizes
+        return jnp.ones((stacks, 1, 1), gradient.dtype), gradient.reshape(stacks, 1, columns)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from jax.core import ShapedArray
 
 from dpoptax import _losses
-from dpoptax._losses.program import (
+from dpoptax._losses.traced_program import (
     Block,
     DerivedValue,
     Parameter,
     PrivateValue,
-    Step,
+    ProgramStep,
     Use,
     Value,
 )
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpoptax._losses.rules import Rule
 
 
-def has_derivative(step: Step) -> bool:
+def has_derivative(step: ProgramStep) -> bool:
     """Returns whether a step passes gradients to its operands."""
     return step.eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES
 
@@ -49,7 +49,7 @@ class UseFinder:
     uses: list[Use] = dataclasses.field(default_factory=list, init=False)
     opaque: dict[int, dict[str, int]] = dataclasses.field(default_factory=dict, init=False)
     values: set[Value] = dataclasses.field(default_factory=set, init=False)
-    steps: set[Step] = dataclasses.field(default_factory=set, init=False)
+    steps: set[ProgramStep] = dataclasses.field(default_factory=set, init=False)
 
     def add(self, values: Iterable[Value]) -> None:
         """Records that a gradient flows to values."""
@@ -71,7 +71,7 @@ class UseFinder:
                 self.add(step.operands)
                 self.meet(step)
 
-    def _follow_body(self, step: Step, body: Block) -> None:
+    def _follow_body(self, step: ProgramStep, body: Block) -> None:
         """Follows gradients back through a step with a body."""
         self.steps.add(step)
         if step.scan_id is None:
@@ -92,11 +92,11 @@ class UseFinder:
         self.meet_opaque(initial, "the carry of scan")
         self.meet_opaque(self._results_with_gradient(step, body), "the results of scan")
 
-    def _results_with_gradient(self, step: Step, body: Block) -> list[Value]:
+    def _results_with_gradient(self, step: ProgramStep, body: Block) -> list[Value]:
         """Returns the results of a body to which a gradient flows."""
         return list(itertools.compress(body.results, self._flowing(step, body)))
 
-    def _flowing(self, step: Step, body: Block) -> list[bool]:
+    def _flowing(self, step: ProgramStep, body: Block) -> list[bool]:
         """Returns whether a gradient flows to each result of a body.
 
         One iteration of a scan reads what another has written to the carry.
@@ -107,7 +107,7 @@ class UseFinder:
                 found[i] |= inside in self.values
         return found
 
-    def meet(self, step: Step) -> None:
+    def meet(self, step: ProgramStep) -> None:
         """Records the use of a step, or that its parameters are opaque."""
         derived = [(i, v) for i, v in enumerate(step.operands) if isinstance(v, DerivedValue)]
         flowing = [(i, v) for i, v in derived if v.leaves]
@@ -142,12 +142,12 @@ class UseFinder:
         for value in values:
             for leaf in value.leaves if isinstance(value, DerivedValue) else ():
                 found = self.opaque.setdefault(leaf, {})
-                # `Program.elementwise` compares the parameter with the smallest output.
+                # `explain` compares the parameter with the smallest output.
                 found[reason] = min(entries, found.get(reason, entries))
 
 
 def find_rule(
-    step: Step, place: int, value: DerivedValue, parameters: Sequence[ShapedArray]
+    step: ProgramStep, place: int, value: DerivedValue, parameters: Sequence[ShapedArray]
 ) -> "tuple[Rule, int] | None":
     """Returns a use's rule and the position of its data operand, or `None`.
 

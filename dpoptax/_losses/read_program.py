@@ -22,7 +22,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from dpoptax import _losses
 from dpoptax._losses.find_uses import UseFinder, has_derivative
-from dpoptax._losses.program import (
+from dpoptax._losses.trace_loss import TracedLoss
+from dpoptax._losses.traced_program import (
     Block,
     Constant,
     DerivedValue,
@@ -30,12 +31,11 @@ from dpoptax._losses.program import (
     Parameter,
     PrivateValue,
     Program,
+    ProgramStep,
     Result,
     ScanSlices,
-    Step,
     Value,
 )
-from dpoptax._losses.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import (
     INLINED_CALLS,
     REMATERIALIZED_CALLS,
@@ -122,7 +122,7 @@ class Reader:
         """Adds the step of an equation to a block, and returns its results."""
         if eqn.primitive.name in INLINED_CALLS:
             return self.extend(block, *closed_program(eqn.params), operands, loops)
-        step = Step(eqn, operands, loops)
+        step = ProgramStep(eqn, operands, loops)
         block.steps.append(step)
         # If no operand depends on the example, the results are the same for all examples.
         if not eqn.effects and all(isinstance(v, DerivedValue) for v in operands):
@@ -140,7 +140,7 @@ class Reader:
             self.references |= _losses.example_separation.touches_reference(eqn.effects)
         return step.outputs
 
-    def read_body(self, step: Step) -> tuple[Value, ...]:
+    def read_body(self, step: ProgramStep) -> tuple[Value, ...]:
         """Reads the body of a scan or a `jax.checkpoint`, and returns the results of the step."""
         inner, consts = closed_program(step.eqn.params)
         varies = any(v.varies for v in step.operands)
@@ -160,7 +160,7 @@ class Reader:
         )
 
 
-def _scan_input(step: Step, scan_id: int, i: int, aval: ShapedArray) -> Value:
+def _scan_input(step: ProgramStep, scan_id: int, i: int, aval: ShapedArray) -> Value:
     """Returns an input of a scan's body, for operand i of the scan."""
     outer, carry = step.operands[i], step.carry
     # A carry may depend on the example after the first step, so it is always private.
@@ -176,7 +176,7 @@ def _scan_input(step: Step, scan_id: int, i: int, aval: ShapedArray) -> Value:
     )
 
 
-def _derive_values(step: Step) -> tuple[DerivedValue, ...]:
+def _derive_values(step: ProgramStep) -> tuple[DerivedValue, ...]:
     """Returns the results of an operation on derived values."""
     operands = [v for v in step.operands if isinstance(v, DerivedValue)]
     leaves = frozenset[int]().union(*(v.leaves for v in operands if has_derivative(step)))

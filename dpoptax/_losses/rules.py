@@ -25,20 +25,20 @@ from jax.extend.core import JaxprEqn
 from dpoptax._support.jaxprs import type_of
 from dpoptax._support.tree import PyTree
 
-# The numbers of groups, rows and columns: (K, R, D).
+# The numbers of stacked matrices, rows and columns: (K, R, D).
 Sizes: TypeAlias = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class FactorLayout:
-    """Describes how z is read as an array (K, R, D) of groups, rows and columns.
+    """Describes how z is read as an array (K, R, D): a stack of matrices.
 
-    z is reshaped to `split`. `groups`, `rows` and `columns` are the axes of `split` for each side.
-    Groups are separate matrices, such as the heads of an einsum.
+    z is reshaped to `split`. `stacks`, `rows` and `columns` are the axes of `split` for each side.
+    The matrices of a stack are separate, such as the heads of an einsum.
     """
 
     split: tuple[int, ...]
-    groups: tuple[int, ...]
+    stacks: tuple[int, ...]
     rows: tuple[int, ...]
     columns: tuple[int, ...]
 
@@ -49,7 +49,7 @@ class FactorLayout:
 
     @classmethod
     def last_axis(cls, shape: tuple[int, ...]) -> "FactorLayout":
-        """Returns the layout whose columns are along the last axis, in groups of one row.
+        """Returns the layout whose columns are along the last axis, in matrices of one row.
 
         On TPU, which tiles the last two axes, joining them would copy the gradient.
         """
@@ -58,25 +58,25 @@ class FactorLayout:
 
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        return self.groups, self.rows, self.columns
+        return self.stacks, self.rows, self.columns
 
     @property
     def sizes(self) -> Sizes:
-        groups, rows, columns = (math.prod(self.split[i] for i in axes) for axes in self.sides)
-        return groups, rows, columns
+        stacks, rows, columns = (math.prod(self.split[i] for i in axes) for axes in self.sides)
+        return stacks, rows, columns
 
     def fold(self, gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Reshapes a gradient (K, R, D) to the shape of z."""
         # A gradient has the axes of `split`, but in the order of the sides. They move back to their
         # places.
-        order = (*self.groups, *self.rows, *self.columns)
+        order = (*self.stacks, *self.rows, *self.columns)
         cut = gradient.reshape([self.split[i] for i in order])
         return cut.transpose([order.index(i) for i in range(len(order))]).reshape(shape)
 
     def stacked(self, length: int) -> "FactorLayout":
-        """Returns the layout of z with one more leading axis, which goes to the groups."""
-        groups, rows, columns = (tuple(i + 1 for i in axes) for axes in self.sides)
-        return FactorLayout((length, *self.split), (0, *groups), rows, columns)
+        """Returns the layout of z with one more leading axis, which goes to the stacks."""
+        stacks, rows, columns = (tuple(i + 1 for i in axes) for axes in self.sides)
+        return FactorLayout((length, *self.split), (0, *stacks), rows, columns)
 
 
 class Rule:
@@ -119,7 +119,7 @@ class Dot(Rule):
     def build(cls, eqn: JaxprEqn, parameter: int) -> "Dot":
         contracting, batch = eqn.params["dimension_numbers"]
         shapes = [type_of(v).shape for v in eqn.invars]
-        # z[k, r, d] · x[k, l, r]: batch axes are groups k, contracted axes rows r, free axes of z
+        # z[k, r, d] · x[k, l, r]: batch axes are stacks k, contracted axes rows r, free axes of z
         # columns d, and those of x positions l. JAX lists contracted axes in pairs, so r has one
         # order.
         z, x = shapes[parameter], shapes[1 - parameter]
@@ -135,13 +135,13 @@ class Dot(Rule):
         )
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        groups, rows, columns = self.layout.sizes
+        stacks, rows, columns = self.layout.sizes
         # The output has the batch axes, the free axes of the first operand, then of the second.
-        rows_of = operand.transpose(self.operand_axes).reshape(groups, self.positions, rows)
+        rows_of = operand.transpose(self.operand_axes).reshape(stacks, self.positions, rows)
         if self.parameter_first:
-            swapped = cotangent.reshape(groups, columns, self.positions)
+            swapped = cotangent.reshape(stacks, columns, self.positions)
             return rows_of, swapped.swapaxes(1, 2)
-        return rows_of, cotangent.reshape(groups, self.positions, columns)
+        return rows_of, cotangent.reshape(stacks, self.positions, columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,10 +205,10 @@ class Convolution(Rule):
 
     def _columns(self, cotangent: jax.Array) -> tuple[jax.Array, tuple[int, ...]]:
         """Returns the columns, (K, L, D), and the numbers of output positions along each axis."""
-        groups, _, columns = self.layout.sizes
+        stacks, _, columns = self.layout.sizes
         out_n, out_c, *out_spatial = self.numbers.out_spec
         d = cotangent.transpose(out_n, *out_spatial, out_c)
-        return d.reshape(self.positions, groups, columns).swapaxes(0, 1), d.shape[1:-1]
+        return d.reshape(self.positions, stacks, columns).swapaxes(0, 1), d.shape[1:-1]
 
     def _images(self, operand: jax.Array) -> jax.Array:
         """Returns the input, (N, *spatial, features)."""
@@ -216,7 +216,7 @@ class Convolution(Rule):
         return operand.transpose(lhs_n, *lhs_spatial, lhs_c)
 
     def _shifts(self, operand: jax.Array, out: tuple[int, ...]) -> list[jax.Array]:
-        """Returns the part of the input for each kernel offset, (L, groups, features)."""
+        """Returns the part of the input for each kernel offset, (L, K, features)."""
         x, (strides, lhs_dilation, dilation) = self._images(operand), self.window
         config = [(lo, hi, d - 1) for (lo, hi), d in zip(self.padding, lhs_dilation, strict=True)]
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
@@ -230,17 +230,17 @@ class Convolution(Rule):
         return seen
 
     def _patches(self, operand: jax.Array, out: tuple[int, ...]) -> jax.Array:
-        """Returns all parts of the input, (L, groups, R), by one gather.
+        """Returns all parts of the input, (L, K, R), by one gather.
 
         XLA on CPU compiles it several times as fast as slices that are joined. With few channels it
         also runs faster, with several hundred slower.
         """
-        x, groups = self._images(operand), self.layout.sizes[0]
+        x, stacks = self._images(operand), self.layout.sizes[0]
         places = self._places(x.shape[1:-1], out)
-        pixels = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+        pixels = x.reshape(x.shape[0], -1, stacks, x.shape[-1] // stacks)
         # (N, positions of an image, kernel offsets, K, features); 0 at places beyond the pixels.
         found = jnp.take(pixels, places, axis=1, mode="fill", fill_value=0)
-        return found.swapaxes(2, 3).reshape(self.positions, groups, -1)
+        return found.swapaxes(2, 3).reshape(self.positions, stacks, -1)
 
     def _places(self, size: tuple[int, ...], out: tuple[int, ...]) -> np.ndarray:
         """Returns the number of the pixel that an output position reads at each kernel offset.
@@ -266,7 +266,7 @@ class Convolution(Rule):
 class Repeated(Rule):
     """Gives the factors of a use inside scans, for all steps together.
 
-    Steps of scans become positions L. If the value has a slice for each step, they become groups K.
+    Steps of scans become positions L. If the value has a slice for each step, they become stacks K.
 
     Attributes:
       rule: the rule for one step.
@@ -311,8 +311,8 @@ class Repeated(Rule):
         lead = len(self.loops)
         stacked = [i for i, (_, s) in enumerate(self.loops) if s]
         shared = [i for i, (_, s) in enumerate(self.loops) if not s]
-        # Scans over stacked parameters give groups and all others positions, outermost first.
+        # Scans over stacked parameters give stacks and all others positions, outermost first.
         order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
-        groups, _, _ = self.layout.sizes
+        stacks, _, _ = self.layout.sizes
         trailing = factor.shape[lead + 2 :]
-        return factor.transpose(order).reshape(groups, self.positions, *trailing)
+        return factor.transpose(order).reshape(stacks, self.positions, *trailing)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._losses.program import Program
+from dpoptax._losses.traced_program import Program
 from dpoptax._support.tree import PyTree
 
 _LISTED_NAMES = 8  # of parameters in a message
@@ -86,4 +86,6 @@ def _join_names(names: list[str]) -> str:
 def warn_of_unused(program: Program, params: PyTree) -> None:
     """Warns of parameters from which no gradient flows to the loss."""
     if text := describe_unused(program.unused, params):
-        warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=2)
+        from dpoptax._support.callers import level_of_caller
+
+        warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=level_of_caller())

@@ -2,8 +2,6 @@
 
 import math
 import operator
-import pathlib
-import sys
 import warnings
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -47,23 +45,16 @@ def check_delta(delta: float, dataset_size: int | None = None) -> None:
         )
     known = delta, dataset_size
     if dataset_size is not None and delta >= 1 / dataset_size and known not in _WARNED:
+        from dpoptax._support.callers import level_of_caller
+
         warnings.warn(
             f"delta={delta} is not below 1/N = {1 / dataset_size:.3g} for dataset_size="
             f"{dataset_size}: publishing one of the N records, picked at random, would meet it. "
             "Choose a smaller delta.",
             UserWarning,
-            stacklevel=_level_of_caller(),
+            stacklevel=level_of_caller(),
         )
         _WARNED.add(known)
-
-
-def _level_of_caller() -> int:
-    """Returns the `stacklevel` at which the calling function warns the user."""
-    package = str(pathlib.Path(__file__).parents[1])
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def checked_multiplier(noise_multiplier: float) -> float:

@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._clips.clip import Clip
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF, gamma
-from dpoptax._support.tree import PyTree, widen
+from dpoptax._support.tree import widen
 
 BLOCK_LENGTH = 32
 """The maximum number of examples in a block, if each has one term."""
@@ -42,9 +41,9 @@ TWO_ROUNDINGS = 2.02 * UNIT_ROUNDOFF
 It is relative to the rounded sum.
 """
 
-# A block has at least this many terms. Blocks become longer if their results would have more than
-# `_CACHED_ENTRIES` entries, so that the results stay in a cache.
-_MINIMUM_TERMS = 128
+# A block has at least this many products. Blocks become longer if their results would have more
+# than `_CACHED_ENTRIES` entries, so that the results stay in a cache.
+_MINIMUM_PRODUCTS = 128
 _CACHED_ENTRIES = 2**16
 # The entries of the results that a GPU stores at once. It would otherwise start the kernels of a
 # block again for each block.
@@ -58,8 +57,6 @@ _PLAIN_SUMS = 5
 # Room for numbers that are set to zero in sums of formed gradients, which are less than 2^-125 B √d
 # in sums and 2^-126 √d in summands: relative to the smallest bound, for d up to 2^40.
 _FLUSHED = 2.0**-40
-# Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
-_STATISTIC_EXAMPLES = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,25 +155,30 @@ def parts_rounding(parts: int, examples: int) -> float:
     return TWO_ROUNDINGS * (parts - 1) * examples
 
 
-def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
+def block_length(examples: int, products: int, entries: int, ratio: float) -> int:
     """Returns the number of examples in a block.
 
     Args:
       examples: B.
-      terms: the terms of each entry of an example's summand.
+      products: the products that each entry of an example's summand adds up.
       entries: the number of entries of the sum.
       ratio: M, such that f S ≤ M C.
     """
     # The longest block within the limit, since `block_rounding` is about 2 u b² L M: each of b L
     # additions errs by u, relative to the block's b summands of at most M C, with an example and
     # without it.
-    most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
-    least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
+    most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * products * ratio)))
+    least = max(-(-_MINIMUM_PRODUCTS // products), -(-examples * entries // _CACHED_ENTRIES))
     return max(1, min(most, least))
 
 
 def block_rounding(
-    examples: int, block: int, *, terms: int = 1, ratio: float = 1.0, largest_summand: float = 1.0
+    examples: int,
+    block: int,
+    *,
+    products: int = 1,
+    ratio: float = 1.0,
+    largest_summand: float = 1.0,
 ) -> Rounding:
     """Bounds how one example changes the rounding of `sum_in_blocks`.
 
@@ -185,12 +187,12 @@ def block_rounding(
     Args:
       examples: B.
       block: b, the maximum number of examples in a block.
-      terms: the terms of each entry of an example's summand.
+      products: the products that each entry of an example's summand adds up.
       ratio: M, such that f S ≤ M C.
       largest_summand: an upper bound of an example's summand, relative to C.
     """
     length = min(block, examples)
-    own_block = 2.0 * gamma(length * terms) * length * ratio
+    own_block = 2.0 * gamma(length * products) * length * ratio
     return Rounding(length, own_block, _rounding_above(examples, block, largest_summand))
 
 
@@ -387,19 +389,3 @@ def compensated_add(total: jax.Array, value: jax.Array) -> jax.Array:
     """
     found, off = two_sum(total.real, value)
     return lax.complex(*two_sum(found, total.imag + off))
-
-
-def sum_statistic(
-    clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, whole: WholeBatch
-) -> jax.Array | None:
-    """Returns the sum of the geometry's statistic over used examples, if it has one."""
-    value = clip.statistic(norms, reference)
-    if value is None:
-        return None
-    if whole.examples > _STATISTIC_EXAMPLES:
-        raise ValueError(
-            f"A batch must have at most {_STATISTIC_EXAMPLES} examples for {clip} to count them "
-            f"exactly, got {whole.examples}. Use smaller batches, or method='vmap', which includes "
-            "the rounding of the count in its bound."
-        )
-    return jnp.sum(jnp.where(used, value, 0.0))

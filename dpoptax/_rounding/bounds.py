@@ -35,7 +35,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.clip import Clip
-from dpoptax._support.tree import widen
+from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import check_settings, keeps_order, materialize, unstack
 
 # M for up to 256 terms. Training does not reach it: docs/developers/bound.md has measurements.
@@ -60,6 +60,8 @@ _LARGEST_NORM = 2.0**39
 MINIMUM_BOUND = 2.0**-40
 # Squares are summed in blocks of this length. Each level costs two kernels.
 _BLOCK = 2048
+# Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
+_STATISTIC_EXAMPLES = 2**16
 
 
 def gamma(operations: float) -> float:
@@ -184,7 +186,7 @@ def lost_squares(count: int) -> np.float32:
 
 
 def clip_coefficients(
-    clip: Clip, pieces: list[Piece], mask: jax.Array, *, group_count: int, tau: float
+    clip: Clip, pieces: list[Piece], mask: jax.Array, *, groups: list[int], tau: float
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     """Returns the coefficient of each piece of each gradient. All clipping happens here.
 
@@ -192,7 +194,7 @@ def clip_coefficients(
       clip: the geometry. Its factors satisfy t · factor(t) ≤ the bound of the group.
       pieces: the pieces of each gradient.
       mask: the examples that count, (B,) bool.
-      group_count: the number of the clip's groups, including those without a piece.
+      groups: the clip's group of each parameter. A group may have no piece.
       tau: τ, how much an example changes the rounding of the sum, relative to its bound.
 
     Returns:
@@ -203,14 +205,14 @@ def clip_coefficients(
     check_settings()
     check_rounding(tau)
     check_bound(clip.sensitivity)
-    groups = np.array([piece.group for piece in pieces])
-    inside = (np.arange(group_count)[:, None] == groups)[:, :, None]  # (groups, pieces, 1)
+    own = np.array([piece.group for piece in pieces])
+    inside = (np.arange(1 + max(groups))[:, None] == own)[:, :, None]  # (groups, pieces, 1)
     # All terms are positive, so rounding is relative to the sum itself.
-    room = 1.0 + gamma(len(groups) + COEFFICIENT_ROUNDINGS)
+    room = 1.0 + gamma(len(pieces) + COEFFICIENT_ROUNDINGS)
 
     def length(values: jax.Array) -> jax.Array:
         square = jnp.sum(jnp.where(inside, jnp.square(values), 0.0), axis=1)
-        return jnp.sqrt(room * (square + lost_squares(len(groups))))
+        return jnp.sqrt(room * (square + lost_squares(len(pieces))))
 
     square, sizes = map(jnp.stack, zip(*(piece.size for piece in pieces), strict=True))
     errors, shares = np.array([piece.shares for piece in pieces], np.float32).T[:, :, None]
@@ -226,7 +228,23 @@ def clip_coefficients(
     factors = jnp.where(used[None] & jnp.isfinite(factors), factors, 0.0)
     # Stored, so that parts that nearly cancel get exactly the same coefficient.
     (by_group,) = unstack(materialize(factors))
-    return [by_group[group] for group in groups], norms[0], used
+    return [by_group[group] for group in own], norms[0], used
+
+
+def sum_statistic(
+    clip: Clip, reference: PyTree, norms: jax.Array, used: jax.Array, examples: int
+) -> jax.Array | None:
+    """Returns the sum of the geometry's statistic over used examples of a batch, if it has one."""
+    value = clip.statistic(norms, reference)
+    if value is None:
+        return None
+    if examples > _STATISTIC_EXAMPLES:
+        raise ValueError(
+            f"A batch must have at most {_STATISTIC_EXAMPLES} examples for {clip} to count them "
+            f"exactly, got {examples}. Use smaller batches, or method='vmap', which includes "
+            "the rounding of the count in its bound."
+        )
+    return jnp.sum(jnp.where(used, value, 0.0))
 
 
 def is_in_range(norms: jax.Array, absolute: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ def names_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """Describes how a computation is sharded over a mesh.
 
     Attributes:
@@ -47,12 +47,12 @@ class Layout:
         """Returns whether the types of arrays state how they are sharded over the mesh."""
         return AxisType.Explicit in self.mesh.axis_types
 
-    def automatic(self, params: PyTree) -> "Layout":
+    def automatic(self, params: PyTree) -> "MeshLayout":
         """Returns the same layout on automatic axes."""
         mesh = self.mesh.abstract_mesh.update_axis_types(
             dict.fromkeys(self.mesh.axis_names, AxisType.Auto)
         )
-        return Layout(mesh, self.axes, self.specs(params))
+        return MeshLayout(mesh, self.axes, self.specs(params))
 
     def check_batch(self, examples: int) -> None:
         """Raises an error if the devices cannot share the examples evenly."""
@@ -103,7 +103,7 @@ class Layout:
 
 
 def device_adder(
-    layout: Layout, whole: WholeBatch, bound: float
+    layout: MeshLayout, whole: WholeBatch, bound: float
 ) -> Callable[[jax.Array, P], jax.Array]:
     """Returns `add(x, spec)`, which sums over devices, with `bound` per example.
 
@@ -123,7 +123,7 @@ def device_adder(
     return sum_devices
 
 
-def _scatter(x: jax.Array, spec: P, layout: Layout) -> jax.Array:
+def _scatter(x: jax.Array, spec: P, layout: MeshLayout) -> jax.Array:
     """Sums `x` over devices. Each device keeps its part according to `spec`."""
     missing = list(layout.axes)
     for axis, names in enumerate(spec):

@@ -114,7 +114,7 @@ def add_lookups(
     table: jax.Array,
     lookups: Sequence[tuple[jax.Array, jax.Array]],
     *,
-    terms: int,
+    products: int,
     examples: int,
     bound: float,
     ratio: float,
@@ -128,7 +128,7 @@ def add_lookups(
     Args:
       table: the table, which each sum is added to with one rounding.
       lookups: rows (N,), integers below `size`, and values (N, D), at most `ratio` · `bound`.
-      terms: L, the lookups of one example.
+      products: L, the lookups of one example.
       examples: B, the number of examples in all micro-batches and devices.
       bound: C.
       ratio: M, such that f S ≤ M C.
@@ -139,8 +139,8 @@ def add_lookups(
       ValueError: the step for `bound` is outside the range of float32.
     """
     wide, size = float32_at_least(table, *(values for _, values in lookups)), len(table)
-    table, count = table.astype(wide), terms * examples
-    if _scatter_rounding(terms, examples, ratio) is not None:
+    table, count = table.astype(wide), products * examples
+    if _scatter_rounding(products, examples, ratio) is not None:
         sums = jnp.zeros_like(table)
         with jax.named_scope(ANY_ORDER):
             for rows, values in lookups:
@@ -177,23 +177,23 @@ def _join_equal(rows: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
 
 
 def lookup_rounding(
-    columns: int, *, terms: int, examples: int, ratio: float, largest_summand: float
+    columns: int, *, products: int, examples: int, ratio: float, largest_summand: float
 ) -> Rounding:
     """Bounds how one example changes the rounding of the sums in `add_lookups`."""
-    rounding = _scatter_rounding(terms, examples, ratio)
+    rounding = _scatter_rounding(products, examples, ratio)
     if rounding is None:
         total = examples * largest_summand
         largest = max(total, ratio)
-        rounding = step_rounding(terms * examples, terms, columns, largest, total)
+        rounding = step_rounding(products * examples, products, columns, largest, total)
     return rounding
 
 
-def _scatter_rounding(terms: int, examples: int, ratio: float) -> Rounding | None:
+def _scatter_rounding(products: int, examples: int, ratio: float) -> Rounding | None:
     """Bounds how one example changes a scatter; `None` if it changes too much."""
-    if terms * examples * UNIT_ROUNDOFF >= 0.5:
+    if products * examples * UNIT_ROUNDOFF >= 0.5:
         return None
     # A scatter is one block with all examples in it.
-    change = block_rounding(examples, examples, terms=terms, ratio=ratio).blocks
+    change = block_rounding(examples, examples, products=products, ratio=ratio).blocks
     return Rounding(joined=change, termwise=True) if change <= ROUNDING_LIMIT else None
 
 

@@ -58,6 +58,15 @@ MAY_MIX_EXAMPLES = frozenset(
 ZERO_DERIVATIVE_PRIMITIVES = frozenset({"ceil", "floor", "round", "sign", "stop_gradient"})
 """Primitives whose derivatives are zero by definition, although they return floats."""
 
+INDEX_ARITHMETIC = frozenset(
+    {
+        "add", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "eq",
+        "expand_dims", "ge", "gt", "iota", "jit", "le", "lt", "max", "min", "mul", "neg", "pjit",
+        "rem", "reshape", "rev", "select_n", "slice", "squeeze", "stack", "sub", "transpose",
+    }
+)  # fmt: skip
+"""Operations on indices whose results depend on no mesh, platform or host."""
+
 
 def carries_gradient(aval: ShapedArray) -> bool:
     """Returns whether a value of this type can have a nonzero gradient."""

@@ -138,7 +138,7 @@ def test_norm_includes_parts_whose_squares_underflow(way):
             dpoptax.l2_clip(1.0),
             [bounds.Piece(bounds.NormBounds(jnp.square(n)[None], n[None])) for n in norms],
             jnp.ones(1, bool),
-            group_count=1,
+            groups=[0],
             tau=0.0,
         )[1]
 

@@ -54,9 +54,9 @@ def formed(machine, size):
     return norm(x) ** 2 / machine.run(bounds.upper_square, x)[0]
 
 
-def factors(positions=1, rows=1, columns=1, groups=1, segments=1):
-    kinds = [Segment(full(1, groups, positions, rows), full(1, groups, positions, columns))]
-    return kinds * segments, (groups, rows, columns)
+def factors(positions=1, rows=1, columns=1, stacks=1, segments=1):
+    kinds = [Segment(full(1, stacks, positions, rows), full(1, stacks, positions, columns))]
+    return kinds * segments, (stacks, rows, columns)
 
 
 def measured(machine, segments, sizes, method):
@@ -70,9 +70,9 @@ def measured(machine, segments, sizes, method):
 def absolute_size(machine, **shape):
     """S of equal positions."""
     segments, sizes = factors(**shape)
-    groups, rows, columns = sizes
+    stacks, rows, columns = sizes
     positions = sum(s.rows.shape[2] for s in segments)
-    exact = positions * math.sqrt(groups * rows * columns) * np.float64(ENTRY) ** 2
+    exact = positions * math.sqrt(stacks * rows * columns) * np.float64(ENTRY) ** 2
     return exact / measured(machine, segments, sizes, "outer").absolute[0]
 
 
@@ -152,7 +152,7 @@ def coefficient(machine, clip, pieces=1, absolute=0.0, ratio=1.0, error=0.0, roo
             for size in zip(squares, absolutes, strict=True)
         ]
         mask = np.ones(1, bool)
-        found, *_ = bounds.clip_coefficients(clip, measured, mask, group_count=1, tau=TAU)
+        found, *_ = bounds.clip_coefficients(clip, measured, mask, groups=[0], tau=TAU)
         return jnp.stack(found)
 
     squares = full(pieces, 1)
@@ -168,7 +168,7 @@ def absolute_coefficient(machine, ratio=8.0, absolute=100.0):
     def coefficients(square, size):
         piece = Piece(NormBounds(square, size), ratio=ratio)
         (found,), *_ = bounds.clip_coefficients(
-            dpoptax.l2_clip(C), [piece], np.ones(1, bool), group_count=1, tau=TAU
+            dpoptax.l2_clip(C), [piece], np.ones(1, bool), groups=[0], tau=TAU
         )
         return found
 
@@ -340,7 +340,7 @@ def shorter(module, *names):
 
 
 ROOM = shorter_gamma(factor_products, "_length_room")
-INNER = shorter_gamma(factor_products, "_inner_errors", "_sum_error")
+INNER = shorter_gamma(factor_products, "_inner_errors", "_chain_error")
 FORMED = shorter_gamma(factor_products, "measure_formed")
 COEFFICIENT = shorter_gamma(bounds, "clip_coefficients")
 JOINED = shorter_gamma(part_limits, "join_lengths")
@@ -365,7 +365,7 @@ MARGINS = {
     "S, rows": (partial(absolute_size, rows=500), ROOM, 0.97),
     "S, columns": (partial(absolute_size, columns=500), ROOM, 0.97),
     "S, positions": (partial(absolute_size, positions=500), ROOM, 0.97),
-    "S, groups": (partial(absolute_size, groups=500), ROOM, 0.95),
+    "S, stacks": (partial(absolute_size, stacks=500), ROOM, 0.95),
     "S, segments": (partial(absolute_size, segments=6), ROOM, 0.4),
     "S, one number": (absolute_size, ROOM, 0.6),
     "S, underflow": (underflowing_size, FLOOR, 0.0),
@@ -379,7 +379,7 @@ MARGINS = {
     "inner products, in parts": (
         partial(square_of_products, method="gram", rows=5000), INNER, 0.9
     ),
-    "inner products, groups": (partial(square_of_products, method="gram", groups=500), INNER, 0.95),
+    "inner products, stacks": (partial(square_of_products, method="gram", stacks=500), INNER, 0.95),
     "inner products, segments": (
         partial(square_of_products, method="gram", segments=3), INNER, 0.2
     ),

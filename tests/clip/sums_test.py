@@ -31,7 +31,7 @@ def test_narrow_values_are_widened_before_the_product():
     assert [x.aval.dtype for x in product.invars] == [jnp.float32, jnp.float32]
 
 
-ALONE = {"terms": 1, "ratio": 1.0, "largest_summand": 1.0}
+ALONE = {"products": 1, "ratio": 1.0, "largest_summand": 1.0}
 
 
 def _lookups(size):
@@ -82,7 +82,7 @@ def test_integer_overflow_of_parts_cancels():
     size, large = 1000, 32.0
     rows = jnp.zeros(size, int)
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
-    kind = {"terms": 2, "ratio": large, "largest_summand": 1.0, "examples": size}
+    kind = {"products": 2, "ratio": large, "largest_summand": 1.0, "examples": size}
     zero = jnp.zeros((1, 1))
     assert float(integer_sums.add_lookups(zero, parts, bound=1.0, **kind)[0, 0]) == size
     with pytest.raises(ValueError, match="Scale the loss"):
@@ -159,7 +159,7 @@ def test_matrix_products_are_cut_into_blocks(positions, side, examples):
 
 
 @pytest.mark.parametrize(
-    ("examples", "terms", "entries", "ratio", "length"),
+    ("examples", "products", "entries", "ratio", "length"),
     [
         (256, 1, 2**18, 1.0, 256),  # like a wide layer with one position
         (256, 1, 64, 1.0, 128),
@@ -168,9 +168,9 @@ def test_matrix_products_are_cut_into_blocks(positions, side, examples):
         (256, 2, 2**18, bounds.largest_ratio(2), 53),
     ],
 )
-def test_blocks_have_longest_allowed_length(examples, terms, entries, ratio, length):
-    assert block_sums.block_length(examples, terms, entries, ratio) == length
-    block = block_sums.block_rounding(length, length, terms=terms, ratio=ratio)
+def test_blocks_have_longest_allowed_length(examples, products, entries, ratio, length):
+    assert block_sums.block_length(examples, products, entries, ratio) == length
+    block = block_sums.block_rounding(length, length, products=products, ratio=ratio)
     assert block_sums.combine_roundings([block]) <= block_sums.ROUNDING_LIMIT * (1 + 1e-3)
 
 
@@ -238,7 +238,7 @@ def test_fixed_arrays_add_one_rounding():
 @pytest.mark.parametrize(("examples", "most"), [(256, 0.011), (4096, 0.0145), (65536, 0.0735)])
 def test_tau_is_small_for_usual_batches(examples, most):
     for terms in (1, 4, 16, 64, 256, 1024):
-        kind = {"terms": terms, "ratio": bounds.largest_ratio(terms)}
+        kind = {"products": terms, "ratio": bounds.largest_ratio(terms)}
         block = block_sums.block_length(examples, entries=2**20, **kind)
         tau = block_sums.combine_roundings([block_sums.block_rounding(examples, block, **kind)])
         assert 0 < tau + block_sums.layout_rounding(block_sums.WholeBatch(examples)) <= most
@@ -324,7 +324,7 @@ def test_groups_one_after_the_other_give_the_same(monkeypatch):
 
     coefficients = floats(rng.uniform(0, 1, 6))
     together = results(coefficients)
-    monkeypatch.setattr(factor_products, "_LARGE_GROUP", 0)
+    monkeypatch.setattr(factor_products, "_LARGE_MATRIX", 0)
     pick = lambda *args, tpu=None, default, **_: (tpu or default)(*args)  # noqa: E731
     monkeypatch.setattr(jax.lax, "platform_dependent", pick)
     assert str(jax.make_jaxpr(results)(coefficients)).count("scan[") == 2

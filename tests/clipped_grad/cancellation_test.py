@@ -124,7 +124,7 @@ def test_worst_size_of_short_gradients_is_within_the_bound(norm):
     square = np.full_like(sizes, norm**2)
     piece = bounds.Piece(bounds.NormBounds(square, sizes), ratio=32.0)
     factors, *_ = bounds.clip_coefficients(
-        dpoptax.l2_clip(1.0), [piece], np.ones(sizes.size, bool), group_count=1, tau=0.01
+        dpoptax.l2_clip(1.0), [piece], np.ones(sizes.size, bool), groups=[0], tau=0.01
     )
     (factors,) = np.asarray(factors, np.float64)
     assert (factors * sizes * 1.01 <= 32).all()

@@ -159,4 +159,4 @@ def test_only_the_chosen_engine_is_imported(method):
     engines = {m.rpartition(".")[2] for m in done.stdout.split()}
     assert engines & {"recomputed_sum", "streamed_sum"} == BACKWARD.get(method, set())
     assert "dpoptax._clipped_grad.sharding" not in done.stdout.split()
-    assert "dpoptax._clipped_grad.xla_rewrites" not in done.stdout.split()
+    assert "dpoptax._clipped_grad.rewrites" not in done.stdout.split()

@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 import dpoptax
-from dpoptax._clipped_grad import rewriting, scatter_order
+from dpoptax._clipped_grad.rewrites import rewriting, scatter_order
 from dpoptax._support.marks import ANY_ORDER
 from tests import helpers, programs
 from tests.clipped_grad.engines_test import ENGINES

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 from dpoptax._losses.rules import FactorLayout
 from dpoptax._rounding.block_sums import WholeBatch
-from dpoptax._rounding.device_sums import Layout, device_adder, names_of
+from dpoptax._rounding.device_sums import MeshLayout, device_adder, names_of
 from dpoptax._support.tree import PyTree
 
 DeviceFunction = Callable[..., jax.Array]
@@ -23,39 +23,39 @@ class Slices(NamedTuple):
     """Cuts a sharded axis of a sum into slices that have `width` entries of each shard.
 
     Attributes:
-      whole: the layout of the whole sum.
+      uncut: the layout of the whole sum.
       axis: the axis of the layout, the only one of its rows or of its columns.
       shards: the number of shards.
       size: the entries of a shard.
       width: the entries of a shard in each slice.
     """
 
-    whole: FactorLayout
+    uncut: FactorLayout
     axis: int
     shards: int
     size: int
     width: int
 
     @classmethod
-    def even(cls, whole: FactorLayout, axis: int, shards: int, count: int) -> "Slices | None":
+    def even(cls, uncut: FactorLayout, axis: int, shards: int, count: int) -> "Slices | None":
         """Returns up to `count` slices of an axis, or `None` for one slice."""
-        size = whole.split[axis] // shards
+        size = uncut.split[axis] // shards
         width = -(-size // count)
-        return None if width == size else cls(whole, axis, shards, size, width)
+        return None if width == size else cls(uncut, axis, shards, size, width)
 
     @property
     def layout(self) -> FactorLayout:
         """Returns the layout of a slice."""
-        split, length = self.whole.split, self.shards * self.width
+        split, length = self.uncut.split, self.shards * self.width
         cut = (*split[: self.axis], length, *split[self.axis + 1 :])
-        return dataclasses.replace(self.whole, split=cut)
+        return dataclasses.replace(self.uncut, split=cut)
 
     @property
     def starts(self) -> list[int]:
         """Returns where the slices start in each shard. The last two may overlap."""
         return [min(i, self.size - self.width) for i in range(0, self.size, self.width)]
 
-    def factors(self, whole: FactoredGradients, start: jax.Array | int) -> FactoredGradients:
+    def factors(self, uncut: FactoredGradients, start: jax.Array | int) -> FactoredGradients:
         """Returns the factors of the slice that starts at `start` in each shard."""
 
         def cut(x: jax.Array) -> jax.Array:
@@ -65,10 +65,10 @@ class Slices(NamedTuple):
             part = lax.dynamic_slice_in_dim(by_shard, start, self.width, axis=-1)
             return part.reshape(*x.shape[:-1], self.shards * self.width)
 
-        on_rows = self.whole.rows == (self.axis,)
+        on_rows = self.uncut.rows == (self.axis,)
         segments = [
             Segment(cut(rows), columns) if on_rows else Segment(rows, cut(columns))
-            for rows, columns in whole.segments
+            for rows, columns in uncut.segments
         ]
         return FactoredGradients(segments, self.layout.sizes)
 
@@ -80,13 +80,13 @@ class BatchDevices:
     Mesh axes other than those of the examples stay automatic.
 
     Attributes:
-      layout: the mesh and its axes; `None` for one device.
+      mesh_layout: the mesh and its axes; `None` for one device.
       whole: the batch of all devices.
       bound: the bound of one summand.
       specs: how each parameter is sharded, a tree of `PartitionSpec`; `None` if it is not.
     """
 
-    layout: Layout | None = None
+    mesh_layout: MeshLayout | None = None
     whole: WholeBatch = WholeBatch(0)
     bound: float = 0.0
     specs: PyTree = None
@@ -94,12 +94,12 @@ class BatchDevices:
     @property
     def axes(self) -> tuple[str, ...] | None:
         """Returns the mesh axes over which examples are sharded; `None` for one device."""
-        return None if self.layout is None else self.layout.axes
+        return None if self.mesh_layout is None else self.mesh_layout.axes
 
     @property
     def count(self) -> int:
         """Returns the number of devices that share the examples."""
-        return 1 if self.layout is None else self.layout.shards
+        return 1 if self.mesh_layout is None else self.mesh_layout.shards
 
     def each(self, local: DeviceFunction) -> DeviceFunction:
         """Returns a function of arrays (B, …) that runs `local` on each device's examples.
@@ -116,10 +116,10 @@ class BatchDevices:
         Each device passes its own examples to `local`. With slices, `local(…)(start)` is the slice
         that starts at `start` in each shard. The whole sum is sharded according to `spec`.
         """
-        if self.layout is None:
+        if self.mesh_layout is None:
             return local
-        spec = self.layout.batch_part(spec)
-        add = device_adder(self.layout, self.whole, self.bound)
+        spec = self.mesh_layout.batch_part(spec)
+        add = device_adder(self.mesh_layout, self.whole, self.bound)
 
         def run(*arrays: jax.Array) -> jax.Array:
             total = local(*arrays)
@@ -142,13 +142,13 @@ class BatchDevices:
 
     def shards(self, spec: P, axis: int) -> int:
         """Returns the number of devices that an axis is sharded over."""
-        batch_spec = P() if self.layout is None else self.layout.batch_part(spec)
-        if self.layout is None or axis >= len(batch_spec):
+        batch_spec = P() if self.mesh_layout is None else self.mesh_layout.batch_part(spec)
+        if self.mesh_layout is None or axis >= len(batch_spec):
             return 1
-        return math.prod(self.layout.mesh.shape[name] for name in names_of(batch_spec[axis]))
+        return math.prod(self.mesh_layout.mesh.shape[name] for name in names_of(batch_spec[axis]))
 
     def _on_each(self, local: DeviceFunction, spec: P) -> DeviceFunction:
-        if (layout := self.layout) is None:
+        if (layout := self.mesh_layout) is None:
             return local
         rows = P(layout.axes)
 

@@ -23,13 +23,13 @@ from dpoptax._ghost_clipping.backward.use_runner import run_uses
 from dpoptax._ghost_clipping.backward.use_sum import (
     UseSum,
     Weighing,
-    measure_formed,
     spec_of_sum,
+    store_and_measure,
     sum_formed,
 )
 from dpoptax._ghost_clipping.make_plan import read_use
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex
-from dpoptax._losses.program import Program
+from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding.block_sums import Rounding
 from dpoptax._rounding.part_limits import part_length
@@ -83,7 +83,8 @@ class PartSums:
 
     def measure(self, inputs: Arrays) -> tuple[ByPart, list[Rounding], Arrays]:
         """Returns the lengths of all parts, the rounding of the uses' sums, and outputs."""
-        roundings: dict[int, Rounding] = {}  # filled while the backward pass is traced
+        # Filled while the backward pass is traced: cotangents carry arrays only, and no roundings.
+        roundings: dict[int, Rounding] = {}
 
         def length_of(use_sum: UseSum) -> Callable[..., jax.Array]:
             def length(operand: jax.Array, cotangent: jax.Array) -> jax.Array:
@@ -102,7 +103,7 @@ class PartSums:
         lengths, gradients, outputs = run_uses(
             self._program, self._leaves, inputs, functions, mapped=True, axes=self._devices.axes
         )
-        formed = self._devices.each(lambda gradient: part_length(measure_formed(gradient)[1]))
+        formed = self._devices.each(lambda gradient: part_length(store_and_measure(gradient)[1]))
         found = [lengths[use_sum.use.index] for use_sum in self._uses]
         found += [formed(gradients[leaf]) for leaf in self._program.opaque]
         return found, list(roundings.values()), outputs

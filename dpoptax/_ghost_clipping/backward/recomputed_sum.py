@@ -26,11 +26,11 @@ from dpoptax._clips.clip import Clip
 from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
 from dpoptax._ghost_clipping.backward.part_sums import ByPart, PartSums, UseTotal, check_uses
 from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
-from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
+from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import bounds
-from dpoptax._rounding.block_sums import Rounding, sum_statistic
+from dpoptax._rounding.block_sums import Rounding
 from dpoptax._rounding.bounds import Piece
 from dpoptax._rounding.part_limits import (
     PartLimits,
@@ -72,7 +72,7 @@ def recomputed_sum(
     # One τ for all parts. No entry of the sum gets more parts than the parameter with most uses.
     tau = tau_of_parts(whole, roundings, max(sums.added.values(), default=1))
     limits, norms, used = _clip_whole(scaled, sums, lengths, groups, mask, tau)
-    statistic = sum_statistic(clip, points.reference, norms, used, whole)
+    statistic = bounds.sum_statistic(clip, points.reference, norms, used, whole.examples)
     # Without a barrier, the compiler would see that both turns compute the same operands, and would
     # keep those of the first.
     leaves, inputs, limits = lax.optimization_barrier((leaves, inputs, limits))
@@ -81,9 +81,7 @@ def recomputed_sum(
     # and does not merge its branch with the first turn.
     (always,) = opaque_integers([1])
     totals = lax.cond(
-        always > 0,
-        lambda: sums.sum(leaves, inputs, weighings, limits)[0],
-        sums.zeros,
+        always > 0, lambda: sums.sum(leaves, inputs, weighings, limits)[0], sums.zeros
     )
     total = jax.tree.unflatten(jax.tree.structure(params), totals)
     return (total, statistic), program.loss.aux(outputs)
@@ -108,9 +106,7 @@ def _clip_whole(
         return [], jnp.zeros(mask.shape, jnp.float32), mask
     # One piece for each parameter. Parameters share no entry, but the uses of one may.
     pieces = [Piece(join_lengths(own), groups[leaf]) for leaf, own in by_leaf.items()]
-    found, norms, used = bounds.clip_coefficients(
-        clip, pieces, mask, group_count=1 + max(groups), tau=tau
-    )
+    found, norms, used = bounds.clip_coefficients(clip, pieces, mask, groups=groups, tau=tau)
     coefficients = dict(zip(by_leaf, found, strict=True))
     limits = [
         PartLimits(*(x.reshape(mask.shape[0], *part.steps) for x in limit))

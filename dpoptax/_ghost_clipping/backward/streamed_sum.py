@@ -32,8 +32,8 @@ from dpoptax._ghost_clipping.backward.part_sums import (
     check_uses,
 )
 from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
-from dpoptax._losses.program import Program
 from dpoptax._losses.trace_loss import Examples
+from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import bounds
 from dpoptax._rounding.block_sums import Rounding
@@ -76,7 +76,7 @@ def streamed_sum(
 
         def coefficients(piece: Piece, used: jax.Array, rounding: Rounding) -> jax.Array:
             tau = tau_of_parts(examples.whole, [rounding], added)
-            return bounds.clip_coefficients(part_clip, [piece], used, group_count=1, tau=tau)[0][0]
+            return bounds.clip_coefficients(part_clip, [piece], used, groups=[0], tau=tau)[0][0]
 
         return Weighing(part_clip.sensitivity, coefficients)
 

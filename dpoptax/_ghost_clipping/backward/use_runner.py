@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex, run_block
-from dpoptax._losses.program import Program, Step, Use
+from dpoptax._losses.traced_program import Program, ProgramStep, Use
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.tree import PyTree
@@ -58,7 +58,7 @@ def run_uses(
     def example(
         probes: ByIndex, opaque: ByIndex, own: ByIndex, inputs: Arrays, number: jax.Array
     ) -> Arrays:
-        def run_use(step: Step, operands: Arrays, own: PyTree) -> tuple[Arrays, None]:
+        def run_use(step: ProgramStep, operands: Arrays, own: PyTree) -> tuple[Arrays, None]:
             assert step.use is not None
             function, shape = functions[step.use.index], shape_of(step.use)
             operands = list(operands)
@@ -123,7 +123,7 @@ def _of_each_example(
 
 
 def _use_with_probe(
-    step: Step, function: BatchFunction, shape: tuple[int, ...], mapped: bool
+    step: ProgramStep, function: BatchFunction, shape: tuple[int, ...], mapped: bool
 ) -> Callable[..., jax.Array]:
     """Returns `apply(operands, probe, own)`, the output of a use for one example.
 

@@ -28,7 +28,7 @@ from dpoptax._ghost_clipping.sums.product_sums import (
     sum_error,
     sum_products,
 )
-from dpoptax._losses.program import Use
+from dpoptax._losses.traced_program import Use
 from dpoptax._losses.views import View
 from dpoptax._points.points import weigh
 from dpoptax._rounding import block_sums
@@ -227,11 +227,11 @@ def sum_formed(
     weighing: Weighing, rounding: block_sums.Rounding, gradient: jax.Array, given: PyTree
 ) -> jax.Array:
     """Returns the weighted sum of formed gradients, (B, …), measured as they are added."""
-    formed, piece = measure_formed(gradient)
+    formed, piece = store_and_measure(gradient)
     return block_sums.sum_weighted(weighing.coefficients(piece, given, rounding), formed)
 
 
-def measure_formed(gradient: jax.Array) -> tuple[jax.Array, Piece]:
+def store_and_measure(gradient: jax.Array) -> tuple[jax.Array, Piece]:
     """Returns formed gradients, (B, …), in the working range, and their sizes."""
     formed = materialize(within_range(widen(gradient)))
     return formed, _formed_piece(formed_bounds(formed))

@@ -16,9 +16,9 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex, run_block
-from dpoptax._losses.program import (
+from dpoptax._losses.traced_program import (
     Program,
-    Step,
+    ProgramStep,
     Use,
 )
 from dpoptax._points.points import GradientPoints, weigh
@@ -194,7 +194,7 @@ _convert_zero.defvjp(
 def _record(
     opaque: frozenset[int],
     recording: Recording,
-    step: Step,
+    step: ProgramStep,
     operands: Arrays,
     zero: jax.Array,
 ) -> tuple[Arrays, jax.Array]:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 
-from dpoptax._losses.program import (
+from dpoptax._losses.traced_program import (
     Block,
     Constant,
     DerivedValue,
     Parameter,
+    ProgramStep,
     Result,
     ScanSlices,
-    Step,
     Value,
 )
 from dpoptax._support.jaxprs import bind
@@ -26,7 +26,7 @@ Arrays: TypeAlias = list[jax.Array]
 # Arrays by the index of their use or parameter.
 ByIndex: TypeAlias = dict[int, Any]
 # Runs a use; see `run_block`.
-RunUse: TypeAlias = Callable[[Step, Arrays, Any], tuple[Arrays, Any]]
+RunUse: TypeAlias = Callable[[ProgramStep, Arrays, Any], tuple[Arrays, Any]]
 
 
 def run_block(
@@ -70,7 +70,7 @@ def run_block(
 
 
 def _run_body(
-    step: Step,
+    step: ProgramStep,
     operands: Arrays,
     by_use: ByIndex,
     run: Callable[[Arrays, ByIndex], tuple[Arrays, ByIndex]],
@@ -90,7 +90,7 @@ def _run_body(
 
 
 def _scan(
-    step: Step,
+    step: ProgramStep,
     operands: Arrays,
     use_arrays: ByIndex,
     run: Callable[[Arrays, ByIndex], tuple[Arrays, ByIndex]],
@@ -131,7 +131,7 @@ class ParameterEvaluator:
     def __init__(self, leaves: list[jax.Array]) -> None:
         self.leaves = leaves
         self.values: dict[DerivedValue, jax.Array] = {}
-        self.results: dict[Step, tuple[jax.Array, ...]] = {}
+        self.results: dict[ProgramStep, tuple[jax.Array, ...]] = {}
 
     def __call__(self, derived: DerivedValue) -> jax.Array:
         """Returns a value. Not recursive, since programs nest deeper than Python's stack."""

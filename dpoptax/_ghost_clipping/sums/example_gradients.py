@@ -24,7 +24,7 @@ from dpoptax._ghost_clipping.records.record_points import (
     weighted_pairs,
 )
 from dpoptax._ghost_clipping.records.run_block import ParameterEvaluator
-from dpoptax._losses.program import Use
+from dpoptax._losses.traced_program import Use
 from dpoptax._points.points import weigh
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen
@@ -128,7 +128,7 @@ def _form_use(
     The factors are rounded to `dtype`, and the gradients as well if `rounded`. Otherwise these are
     in float32.
     """
-    groups, rows, columns = use.rule.layout.sizes
+    stacks, rows, columns = use.rule.layout.sizes
     factor_products = _ghost_clipping.factor_products
 
     def form(row_parts: Callable[..., list[tuple[jax.Array, jax.Array]]]) -> jax.Array:
@@ -140,7 +140,7 @@ def _form_use(
             for operand, cotangent, weight in pairs
         ]
         # All parts have equally many rows. Their gradients, (B, K, R, D), are joined along R.
-        sizes = groups, rows // len(by_pair[0]), columns
+        sizes = stacks, rows // len(by_pair[0]), columns
         parts = [
             factor_products.multiply_factors(list(segments), sizes)
             for segments in zip(*by_pair, strict=True)
@@ -222,8 +222,8 @@ def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> "Segme
     segment = make_segment(member, operand, cotangent)
     if records.early:
         return segment  # of records, which are in the working range where necessary
-    is_one_hot = _ghost_clipping.factor_products.is_one_hot
-    return type(segment)(*(x if is_one_hot(x) else within_range(x) for x in segment))
+    factors = _ghost_clipping.factor_products
+    return factors.Segment(*(x if factors.is_one_hot(x) else within_range(x) for x in segment))
 
 
 def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> "Segment":

@@ -24,15 +24,12 @@ from dpoptax._ghost_clipping import sums
 from dpoptax._ghost_clipping.make_plan import make_plan
 from dpoptax._ghost_clipping.plan import unweighted_sides
 from dpoptax._ghost_clipping.records.record_points import record_points
-from dpoptax._ghost_clipping.sums.example_gradients import (
-    ExampleGradients,
-    collect_gradients,
-)
-from dpoptax._losses.program import Program
+from dpoptax._ghost_clipping.sums.example_gradients import ExampleGradients, collect_gradients
 from dpoptax._losses.trace_loss import Examples
+from dpoptax._losses.traced_program import Program
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums, bounds
-from dpoptax._rounding.block_sums import WholeBatch, sum_statistic
+from dpoptax._rounding.block_sums import WholeBatch
 from dpoptax._rounding.bounds import FLOAT32_ERROR, Piece
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import opaque_integers
@@ -122,13 +119,11 @@ def clip_and_sum(
     reference = points.reference
     if not (gradients.products or gradients.formed):
         nothing = jnp.zeros(mask.shape, jnp.float32)
-        return {}, sum_statistic(clip, reference, nothing, mask, whole)
+        return {}, bounds.sum_statistic(clip, reference, nothing, mask, whole.examples)
     # For `l2_clip`, `scaled` is the clip itself and its statistic is `None`.
     scaled, groups = clip.scaling(reference), clip.groups(points.points[0])
     pieces, tau = make_pieces(gradients, groups), sum_rounding(gradients, whole)
-    by_piece, norms, used = bounds.clip_coefficients(
-        scaled, pieces, mask, group_count=1 + max(groups), tau=tau
-    )
+    by_piece, norms, used = bounds.clip_coefficients(scaled, pieces, mask, groups=groups, tau=tau)
     total: GradientSums = {}
     products, options = gradients.products, (scaled.sensitivity, whole.examples)
     parts = sums.product_sums.sum_each(products, by_piece, *options) if products else ()
@@ -139,7 +134,7 @@ def clip_and_sum(
         total[leaf] = total[leaf] + placed if leaf in total else placed
     formed = zip(gradients.formed.items(), by_piece[len(products) :], strict=True)
     total |= {leaves: block_sums.sum_weighted(each, x) for (leaves, x), each in formed}
-    return total, sum_statistic(clip, reference, norms, used, whole)
+    return total, bounds.sum_statistic(clip, reference, norms, used, whole.examples)
 
 
 def make_pieces(gradients: ExampleGradients, groups: list[int]) -> list[Piece]:

@@ -21,7 +21,7 @@ from jax import lax
 from dpoptax import _rounding
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
-from dpoptax._ghost_clipping.plan import Product
+from dpoptax._ghost_clipping.plan import Product, weighs_rows
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.bounds import (
     FLOAT32_ERROR,
@@ -40,7 +40,7 @@ BFLOAT16_ERROR = 2.0**-8 * (1.0 + 2.0**-7)
 
 def measure_product(factored: FactoredGradients, method: str) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S of a product's gradients."""
-    if factored.terms:
+    if factored.fixed_terms:
         from dpoptax._ghost_clipping.transformed.pulled_back_norms import measure_terms
 
         return measure_terms(factored)
@@ -64,7 +64,8 @@ def flushed(factored: FactoredGradients) -> float:
     At each position, they are less than 2^-126 next to a factor below 2⁴⁰. As much is added for
     numbers of sums.
     """
-    positions = sum(segment.rows.shape[2] for segment in factored.segments) + len(factored.terms)
+    positions = sum(segment.rows.shape[2] for segment in factored.segments)
+    positions += len(factored.fixed_terms)
     entry = 2.0 * 2.0**-126 * LARGEST_NUMBER / MINIMUM_BOUND
     return positions * math.sqrt(math.prod(factored.sizes)) * entry
 
@@ -72,20 +73,20 @@ def flushed(factored: FactoredGradients) -> float:
 def absolute_ratio(factored: FactoredGradients) -> float:
     """Returns M, such that the parts of a clipped gradient are together at most M C."""
     positions = sum(segment.rows.shape[2] for segment in factored.segments)
-    terms = positions + len(factored.terms)
+    terms = positions + len(factored.fixed_terms)
     only_lookups = all(segment.is_lookup for segment in factored.segments)
-    if only_lookups and not factored.terms:  # added without rounding
+    if only_lookups and not factored.fixed_terms:  # added without rounding
         return max(largest_ratio(terms), 2.0 * math.sqrt(terms))
     return largest_ratio(terms)
 
 
 def is_plain(factored: FactoredGradients) -> bool:
-    """Returns whether gradients have one segment without groups, and no fixed terms."""
-    single = len(factored.segments) == 1 and not factored.terms
+    """Returns whether gradients have one segment that is not stacked, and no fixed terms."""
+    single = len(factored.segments) == 1 and not factored.fixed_terms
     return single and factored.segments[0].rows.shape[1] == 1
 
 
-def terms_per_entry(segment: Segment) -> int:
+def products_per_entry(segment: Segment) -> int:
     """Returns how many products an example adds to an entry."""
     return max(1, segment.rows.shape[2])
 
@@ -107,9 +108,8 @@ def sum_segment(
     The other factor must be finite (`PlannedUse.weighs_operand`).
     """
     rows, columns = segment
-    # Rows are (B, K, L, R), and columns (B, K, L, D). `PlannedUse.weighs_operand` makes the same
-    # choice, and decides which factor must be finite.
-    if rows.shape[-1] < columns.shape[-1]:  # the smaller factor is copied
+    # Rows are (B, K, L, R), and columns (B, K, L, D). The weighted factor is copied.
+    if weighs_rows(rows.shape[-1], columns.shape[-1]):
         rows = weigh_values(rows, coefficients)
     else:
         columns = weigh_values(columns, coefficients)
@@ -120,21 +120,21 @@ def sum_segment(
         block_sums.sum_in_blocks, block=block, largest_summand=largest_summand
     )
     if sizes[0] == 1:
-        # With an axis of one group, XLA on CPU and GPU copies or transposes whole factors.
-        return in_blocks(_sum_positions, *(x[:, 0] for x in weighted))[None]
+        # With an axis of one matrix, XLA on CPU and GPU copies or transposes whole factors.
+        return in_blocks(_sum_matrix, *(x[:, 0] for x in weighted))[None]
     # Both factors keep their order of axes.
-    together = functools.partial(in_blocks, _sum_groups, *weighted)
-    if not factor_products.has_large_groups(sizes):
+    together = functools.partial(in_blocks, _sum_stacks, *weighted)
+    if not factor_products.has_large_stacks(sizes):
         return together()
-    by_group = functools.partial(_sum_by_group, weighted, in_blocks)
-    found: jax.Array = lax.platform_dependent(tpu=by_group, default=together)
+    by_matrix = functools.partial(_sum_by_matrix, weighted, in_blocks)
+    found: jax.Array = lax.platform_dependent(tpu=by_matrix, default=together)
     return found
 
 
-_sum_groups = functools.partial(factor_products.contract, "bktr,bktd->krd")
+_sum_stacks = functools.partial(factor_products.contract, "bktr,bktd->krd")
 
 
-def _sum_positions(rows: jax.Array, columns: jax.Array) -> jax.Array:
+def _sum_matrix(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Sums over examples and positions at once, from (B, L, …) to (R, D)."""
     if rows.shape[1] == 1:
         return _sum_merged(rows, columns)
@@ -150,23 +150,23 @@ def _sum_merged(rows: jax.Array, columns: jax.Array) -> jax.Array:
     return factor_products.contract("nr,nd->rd", *merged)
 
 
-def _sum_by_group(weighted: Segment, in_blocks: Callable[..., jax.Array]) -> jax.Array:
-    """Returns the sum of a weighted segment, one large group after the other.
+def _sum_by_matrix(weighted: Segment, in_blocks: Callable[..., jax.Array]) -> jax.Array:
+    """Returns the sum of a weighted segment, one large matrix after the other.
 
-    On TPU, a product of all groups takes longer to compile, and its operands are copied.
+    On TPU, a product of all stacks takes longer to compile, and its operands are copied.
     """
-    found: jax.Array = factor_products.map_groups(
-        lambda segments: in_blocks(_sum_groups, *segments[0])[0], [weighted]
+    found: jax.Array = factor_products.map_stacks(
+        lambda segments: in_blocks(_sum_stacks, *segments[0])[0], [weighted]
     )
     return found
 
 
 def merge_examples(factor: jax.Array) -> jax.Array:
     """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
-    examples, groups, positions = factor.shape[:3]
-    # Without groups the reshape is free; otherwise it copies the factor.
-    moved = factor if groups == 1 else factor.swapaxes(0, 1)
-    return moved.reshape(1, groups, examples * positions, *factor.shape[3:])
+    examples, stacks, positions = factor.shape[:3]
+    # Without stacks the reshape is free; otherwise it copies the factor.
+    moved = factor if stacks == 1 else factor.swapaxes(0, 1)
+    return moved.reshape(1, stacks, examples * positions, *factor.shape[3:])
 
 
 class SumParts(NamedTuple):
@@ -202,25 +202,21 @@ def split_sum(factored: FactoredGradients, examples: int) -> SumParts:
     lookups = [s for s in factored.segments if s.is_lookup]
     dense = [s for s in factored.segments if not s.is_lookup]
     # Lookups are added together, so they count as one part.
-    number = len(dense) + bool(lookups) + len(factored.terms)
+    number = len(dense) + bool(lookups) + len(factored.fixed_terms)
     ratio = absolute_ratio(factored)
-    longest = max([1, *map(terms_per_entry, dense)])
+    longest = max([1, *map(products_per_entry, dense)])
     block = block_sums.block_length(examples, longest, math.prod(factored.sizes), ratio)
     return SumParts(dense, lookups, number, ratio, longest, block)
 
 
-def _lookup_terms(cut: SumParts) -> dict[str, Any]:
+def _lookup_options(cut: SumParts) -> dict[str, Any]:
     """Returns the arguments that the sum of lookups shares with the bound of its rounding."""
-    terms = sum(map(terms_per_entry, cut.lookups))
-    return {"terms": terms, "ratio": cut.ratio, "largest_summand": cut.largest_summand}
+    products = sum(map(products_per_entry, cut.lookups))
+    return {"products": products, "ratio": cut.ratio, "largest_summand": cut.largest_summand}
 
 
 def sum_products(
-    factored: FactoredGradients,
-    coefficients: jax.Array,
-    *,
-    bound: float,
-    examples: int,
+    factored: FactoredGradients, coefficients: jax.Array, *, bound: float, examples: int
 ) -> jax.Array:
     """Returns Σ_i coefficients[i] G_i, (K, R, D), for coefficients (B,).
 
@@ -231,7 +227,7 @@ def sum_products(
     cut = split_sum(factored, examples)
     summand = cut.largest_summand
     found = [sum_segment(segment, coefficients, cut.block, summand) for segment in cut.dense]
-    for term in factored.terms:
+    for term in factored.fixed_terms:
         # The basis is the same for all examples, so it multiplies the sum of their weights once.
         total = block_sums.sum_weighted(
             coefficients, term.weights, block=cut.block, largest_summand=summand
@@ -247,9 +243,9 @@ def sum_products(
     ]
 
     def add(table: jax.Array, lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        terms = _lookup_terms(cut)
+        options = _lookup_options(cut)
         return _rounding.integer_sums.add_lookups(
-            table, lookups, examples=examples, bound=bound, **terms
+            table, lookups, examples=examples, bound=bound, **options
         )
 
     return jax.vmap(add)(table, lookups)
@@ -260,21 +256,19 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
     cut = split_sum(factored, examples)
     rounding = lookups = block_sums.Rounding()
     if cut.lookups:
-        groups, _, columns = factored.sizes
+        stacks, _, columns = factored.sizes
         lookups = _rounding.integer_sums.lookup_rounding(
-            groups * columns, examples=examples, **_lookup_terms(cut)
+            stacks * columns, examples=examples, **_lookup_options(cut)
         )
-    if cut.dense or factored.terms:
+    if cut.dense or factored.fixed_terms:
+        summand = cut.largest_summand
         rounding = block_sums.block_rounding(
-            examples,
-            cut.block,
-            terms=cut.longest,
-            ratio=cut.ratio,
-            largest_summand=cut.largest_summand,
+            examples, cut.block, products=cut.longest, ratio=cut.ratio, largest_summand=summand
         )
     # All parts of an example are together at most M C, so the largest part counts. Fixed terms add
     # one rounding, for the product of their sums with the fixed arrays.
-    joined = cut.ratio * block_sums.parts_rounding(cut.number + bool(factored.terms), examples)
+    parts = cut.number + bool(factored.fixed_terms)
+    joined = cut.ratio * block_sums.parts_rounding(parts, examples)
     joined += max(rounding.joined, lookups.joined)
     termwise = cut.number > 1 or lookups.termwise
     own = lookups.own + flushed(factored)
@@ -295,7 +289,7 @@ def product_pieces(
 def measure_products(products: list[FactoredGradients], methods: list[str]) -> list[NormBounds]:
     """Returns the norm bounds of products; inner products of equal lengths are added together."""
     measure = _once_per_shape(measure_product, static_argnums=1)
-    sum_positions = _once_per_shape(lambda x: factor_products.sum_positions(x.segments, x.sizes))
+    add = _once_per_shape(lambda x: factor_products.inner_product_sums(x.segments, x.sizes))
     found: dict[int, NormBounds] = {}
     by_positions: dict[int, list[int]] = collections.defaultdict(list)
     for i, (factored, method) in enumerate(zip(products, methods, strict=True)):
@@ -305,7 +299,7 @@ def measure_products(products: list[FactoredGradients], methods: list[str]) -> l
             found[i] = measure(factored, method)
     for indices in by_positions.values():
         # Each has arrays (B, L) with the same L, which are stacked and summed over L by one kernel.
-        sums = [sum_positions(products[i]) for i in indices]
+        sums = [add(products[i]) for i in indices]
         given = [(products[i].segments, products[i].sizes) for i in indices]
         together = factor_products.measure_together(sums, given)
         found |= dict(zip(indices, together, strict=True))
@@ -322,7 +316,7 @@ def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..
 
     def call(factored: FactoredGradients, *args: Any) -> Any:
         # `MeasuredTerm` is not a pytree, so `jit` cannot take it.
-        return (function if factored.terms else traced)(factored, *args)
+        return (function if factored.fixed_terms else traced)(factored, *args)
 
     return call
 

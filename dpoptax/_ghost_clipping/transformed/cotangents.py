@@ -183,7 +183,7 @@ class OuterSum:
     def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterSum":
         """Returns the gradient of the left (0) or right (1) operand of a matrix product."""
         layout, scale = self.layout, self.scale
-        if layout.groups or len(layout.rows) != 1 or len(layout.columns) != 1:
+        if layout.stacks or len(layout.rows) != 1 or len(layout.columns) != 1:
             raise NotFactoredError
         if scale is not None and scale.size != 1:
             raise NotFactoredError
@@ -226,7 +226,7 @@ class OuterSum:
         return dataclasses.replace(self.layout, split=tuple(shape)).fold(x, tuple(shape))
 
     def sides(self, axes: Iterable[int]) -> list[bool]:
-        """Returns whether groups, rows and columns lie within the `axes` of the value.
+        """Returns whether stacks, rows and columns lie within the `axes` of the value.
 
         Raises:
           NotFactoredError: one of them lies only partly within the axes.

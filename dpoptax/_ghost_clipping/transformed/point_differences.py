@@ -37,8 +37,8 @@ from dpoptax._ghost_clipping.transformed.pulled_back_norms import (
     scaled_segment,
     split_cotangent,
 )
-from dpoptax._losses.program import Use
 from dpoptax._losses.rules import FactorLayout
+from dpoptax._losses.traced_program import Use
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.tree import widen
 from dpoptax._support.xla import materialize
@@ -102,13 +102,13 @@ def pull_back_points(
     ]
     for gradients in found:  # before scales go into the factors
         check_parts(gradients.outers, gradients.terms)
-    outer_groups = list(zip(*(g.outers for g in found), strict=True))
-    term_groups = list(zip(*(g.terms for g in found), strict=True))
+    outers_by_part = list(zip(*(g.outers for g in found), strict=True))
+    terms_by_part = list(zip(*(g.terms for g in found), strict=True))
     several = len(found) > 1
     joined = several and (differences or not use.operand_varies)
-    outers = [x for points in outer_groups for x in (_join_outers(points) if joined else points)]
+    outers = [x for points in outers_by_part for x in (_join_outers(points) if joined else points)]
     joined = several and differences
-    terms = [x for points in term_groups for x in (_join_terms(points) if joined else points)]
+    terms = [x for points in terms_by_part for x in (_join_terms(points) if joined else points)]
     return split_cotangent(CotangentSum(found[0].shape, outers, terms))
 
 
@@ -121,8 +121,8 @@ def count_parts(
     gradient of a parameter does not have this form.
     """
     leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters]
-    groups, *sides = use.rule.layout.sizes
-    factors = [jax.ShapeDtypeStruct((1, groups, use.rule.positions, n), jnp.float32) for n in sides]
+    stacks, *sides = use.rule.layout.sizes
+    factors = [jax.ShapeDtypeStruct((1, stacks, use.rule.positions, n), jnp.float32) for n in sides]
     found = []
 
     def pull(leaves: list[jax.Array], factors: list[list[jax.Array]]) -> None:

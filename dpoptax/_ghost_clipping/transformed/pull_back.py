@@ -20,7 +20,7 @@ from dpoptax._ghost_clipping.transformed.cotangents import (
     NotFactoredError,
     OuterSum,
 )
-from dpoptax._losses.program import DerivedValue, Parameter, Result
+from dpoptax._losses.traced_program import DerivedValue, Parameter, Result
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.xla import materialize
 

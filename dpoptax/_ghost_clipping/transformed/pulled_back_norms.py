@@ -142,14 +142,14 @@ def measure_terms(factored: FactoredGradients) -> NormBounds:
 
     The error of each summand is at most γ times the product of the sizes of its two sides.
     """
-    segments, sizes, terms = factored.segments, factored.sizes, factored.terms
+    segments, sizes, terms = factored.segments, factored.sizes, factored.fixed_terms
     count = len(terms)
     more, crossed = _term_sizes(terms, sizes)
     size = factor_products.measure(segments, sizes, "gram")
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
     positions = sum(segment.rows.shape[2] for segment in segments)
-    # A summand is a sum over axes, positions (in parts of 512) and segments, and one of K + K (K +
-    # 1)/2. It has up to seven products, and this bound six roundings: less than 20 more.
+    # A summand is a sum over axes, positions and segments, and one of K + K (K + 1)/2. It has up to
+    # seven products, and this bound six roundings: less than 20 more. `positions // 512` is spare.
     operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 20
     operations += LOST_PRODUCTS + positions // 512
     # `absolute` contains `more`, so this bounds 2 Σ_k ‖term_k‖ S of the products, and all products

@@ -27,8 +27,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from dpoptax._clipped_grad.rewriting import Constants
-from dpoptax._clipped_grad.xla_rewrites import select_and_place, windows_are_apart
+from dpoptax._clipped_grad.rewrites.rewriting import Constants
+from dpoptax._clipped_grad.rewrites.xla_rewrites import select_and_place, windows_are_apart
 from dpoptax._support.jaxprs import bind, type_of
 from dpoptax._support.marks import ANY_ORDER
 from dpoptax._support.tree import float32_at_least

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn, Primitive
 
-from dpoptax._clipped_grad.rewriting import Constants
+from dpoptax._clipped_grad.rewrites.rewriting import Constants
 
 
 def rule(eqn: JaxprEqn, constants: Constants) -> Callable[..., jax.Array] | None:

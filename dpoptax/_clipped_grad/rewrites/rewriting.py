@@ -12,8 +12,13 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._losses.derived_views import INDEX_ARITHMETIC
-from dpoptax._support.jaxprs import PROGRAM_CALLS, bind, inner_programs, open_jaxpr
+from dpoptax._support.jaxprs import (
+    INDEX_ARITHMETIC,
+    PROGRAM_CALLS,
+    bind,
+    inner_programs,
+    open_jaxpr,
+)
 
 
 class Constants:

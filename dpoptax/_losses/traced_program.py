@@ -12,9 +12,6 @@ from dpoptax._support.jaxprs import scan_parts
 if TYPE_CHECKING:
     from dpoptax._losses.rules import Rule
 
-# For these, the gradient of a parameter is at most as large as a part of the output.
-ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
-
 # (scan_id, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -37,7 +34,7 @@ class Constant:
 class Result:
     """Describes the origin of a value that is result `index` of a step."""
 
-    step: "Step"
+    step: "ProgramStep"
     index: int
 
     @property
@@ -123,7 +120,7 @@ class Block:
     """Holds a list of steps, with inputs and results."""
 
     inputs: list[Value]
-    steps: list["Step"] = dataclasses.field(default_factory=list)
+    steps: list["ProgramStep"] = dataclasses.field(default_factory=list)
     results: list[Value] = dataclasses.field(default_factory=list)
 
     def uses(self) -> list[Use]:
@@ -137,7 +134,7 @@ class Block:
 
 
 @dataclasses.dataclass(eq=False)
-class Step:
+class ProgramStep:
     """Holds one operation. Scans and `jax.checkpoint` have a body, unless all operands are derived.
 
     `loops` are the enclosing scans. For a use, `data` is the position of the operand that is
@@ -182,19 +179,3 @@ class Program:
     uses: tuple[Use, ...]
     opaque: dict[int, dict[str, int]]
     unused: frozenset[int]
-
-    @property
-    def elementwise(self) -> frozenset[int]:
-        """Returns opaque parameters whose per-example gradients are cheapest to form.
-
-        They are only added to, multiplied by or concatenated with data of at least their size, such
-        as biases and scales.
-        """
-        return frozenset(
-            leaf
-            # A bias (D,) that is only added to data (L, D) qualifies. One that also meets data in
-            # `jnp.where` does not.
-            for leaf, found in self.opaque.items()
-            if found.keys() <= ELEMENTWISE_PRIMITIVES
-            and self.parameters[leaf].size <= min(found.values())
-        )
