@@ -12,7 +12,7 @@ import numpy as np
 
 from dpoptax.training.data.rows import check_numbers, read_rows
 
-# Number of records that identify a streamed source.
+# Number of records of a streamed source that are checked.
 _COMPARED = 64
 # Memory-mapped sources up to this number of bytes are checked completely.
 _CHECKED_BYTES = 2**28

@@ -1,8 +1,8 @@
 """Saves and restores atomic checkpoints of a run.
 
-A checkpoint contains parameters, optimizer state with ledger and noise key, the sampler with its
-seed, and the identity of the run. Anyone with it can subtract the noise, so only the owner can read
-the directory. It appears under its name when it is complete.
+A checkpoint contains parameters, optimizer state with ledger and noise key, the key that was given
+to the run or drawn, and the identity of the run. Anyone with it can subtract the noise, so only the
+owner can read the directory. It appears under its name when it is complete.
 
 Small arrays are stored as text in the JSON record, STEP.json: orbax would take ten times as long,
 and a second to import. It stores other arrays, and those of several hosts, in the folder STEP.
