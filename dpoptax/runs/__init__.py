@@ -7,12 +7,17 @@ shares one over hosts compares a `RunIdentity`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
+    from dpoptax._random.keys import Generator as Generator
     from dpoptax._random.keys import generator_of as generator_of
     from dpoptax._random.keys import key_of_words as key_of_words
+    from dpoptax._random.keys import number_of_words as number_of_words
     from dpoptax._random.keys import words_of as words_of
+    from dpoptax._rounding.block_sums import FLOAT_TOTALS as FLOAT_TOTALS
+    from dpoptax._rounding.bounds import LARGEST_NUMBER as LARGEST_NUMBER
     from dpoptax._support.digests import array_digest as array_digest
     from dpoptax._support.digests import digest_of as digest_of
     from dpoptax._support.digests import rows_digest as rows_digest
+    from dpoptax._support.digests import sampled_rows as sampled_rows
     from dpoptax._support.digests import traced as traced
     from dpoptax._support.digests import tree_digest as tree_digest
     from dpoptax._support.hosts import OtherRunError as OtherRunError

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 import dpoptax
-from dpoptax.runs import OtherRunError, RunIdentity, differing
+from dpoptax.runs import FLOAT_TOTALS, OtherRunError, RunIdentity, differing
 from dpoptax.sampling import Sampler
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
@@ -18,9 +18,6 @@ from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 
 METRICS = "metrics.jsonl"
 """Name of the file with a line for each evaluation of a run."""
-
-# Up to this number of devices, the margin for rounding is the same (docs/developers/bound.md).
-_FEW = 8
 
 
 def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
@@ -77,7 +74,7 @@ def rounding(sampler: Sampler, mesh: Mesh | None, *, exact: bool) -> dict[str, A
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     return {
         "rows": rows,
-        "devices": shards if exact else max(shards, _FEW),
+        "devices": shards if exact else max(shards, FLOAT_TOTALS),
         **({"hosts": jax.process_count()} if exact else {}),
         "kind of device": device.device_kind,
         **records.versions(),

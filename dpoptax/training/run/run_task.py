@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.runs import (
+    Generator,
     OtherRunError,
     RunIdentity,
     generator_of,
@@ -25,8 +26,6 @@ from dpoptax.training.run.program import RunProgram, noise_values
 from dpoptax.training.run.resume import check_continues
 from dpoptax.training.run.training_loop import State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task
-
-Generator = Literal["threefry", "chacha20"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.runs import key_of_words, words_of
+from dpoptax.runs import Generator, key_of_words, number_of_words, words_of
 from dpoptax.training.errors import ConfigError
 
 
-def key_of(seed: int, generator: str) -> jax.Array:
+def key_of(seed: int, generator: Generator) -> jax.Array:
     """Returns the noise key of a seed, for runs that are repeated.
 
     `jax.random.key(seed)` uses only the lower 32 bits, which an adversary could search.
@@ -18,7 +18,7 @@ def key_of(seed: int, generator: str) -> jax.Array:
     Raises:
         ConfigError: The seed is negative or too large.
     """
-    return _key(seed, b"noise", 8 if generator == "chacha20" else 2)
+    return _key(seed, b"noise", number_of_words(generator))
 
 
 def params_key(seed: int | None) -> jax.Array:
