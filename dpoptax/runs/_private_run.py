@@ -79,7 +79,7 @@ class PrivateRun:
         # The batches follow from the key, so a checkpoint with the key restores both.
         self._sampler = seeded(plan.sampler, self._key)
         # The step at which this object began, and whether a state of the chain was made.
-        self._first, self._begun = step, False
+        self._first, self._state_made = step, False
         # Whether `noise` was called, and a mark of the newest iterator.
         self._chained, self._turn = False, object()
         self._in_use = False  # whether the last batch may still wait for its release
@@ -154,14 +154,14 @@ class PrivateRun:
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
                 return init(params)  # the structure of a state
             # Before the first batch, no noise was used, so a second state is harmless.
-            if self._begun and self.step > self._first:
+            if self._state_made and self.step > self._first:
                 raise RuntimeError(
                     "`init` must not be called again after the first batch of a run, because the "
                     "new state adds the same noise again, to other sums. Start another run with "
                     "`plan.new_run()`. To restore a checkpoint, use the current state or "
                     "`jax.eval_shape(tx.init, params)` as its structure."
                 )
-            self._begun = True
+            self._state_made = True
             return init(params)
 
         return begin

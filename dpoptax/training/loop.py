@@ -42,10 +42,10 @@ def train_and_evaluate(
     key = None if seed is None else seeds.key_of(seed, options.get("generator") or "threefry")
     summary: Record = {}
 
-    def finish(result: FitResult, given: bool) -> None:
+    def write_files(result: FitResult, key_was_given: bool) -> None:
         summary.update(
             summarize(task, result),
-            assumed_secret=["seed"] if given and result.guarantee is not None else [],
+            assumed_secret=["seed"] if key_was_given and result.guarantee is not None else [],
             config=config.described() | ({} if seed is None else {"seed": seed}),
             versions=records.versions(),
         )
@@ -53,7 +53,7 @@ def train_and_evaluate(
             with phases("writing parameters and figures"):
                 _write(summary, result, workdir, secret=seed is not None)
 
-    run_task(task, workdir=workdir, key=key, progress=progress, finish=finish, **options)
+    run_task(task, workdir=workdir, key=key, progress=progress, on_result=write_files, **options)
     return summary
 
 

@@ -421,7 +421,7 @@ def test_no_checkpoint_is_removed_before_two_newer_ones_are_on_the_disk(tmp_path
     with Checkpoints(folder) as checkpoints:
         for step in range(6):
             checkpoints.save(step, {"w": jax.numpy.zeros(2)}, {})
-        checkpoints.finish()
+        checkpoints.wait_until_saved()
         assert checkpoints.steps() == [5, 4, 3]
     assert on_disk == list("012345")
 

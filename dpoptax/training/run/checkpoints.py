@@ -150,7 +150,7 @@ class Checkpoints:
             CheckpointError: This checkpoint, or with `wait=False` the previous one, could not be
                 written.
         """
-        self.finish()  # the previous one must be on the disk before an older one is removed
+        self.wait_until_saved()  # it must be on the disk before an older one is removed
         arrays = _arrays(state)
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
         with self._clear_errors():
@@ -159,7 +159,7 @@ class Checkpoints:
             else:
                 self._save_folder(step, whole, arrays)
         if wait:
-            self.finish()
+            self.wait_until_saved()
 
     def _save_file(self, step: int, record: dict[str, Any]) -> None:
         """Writes a checkpoint with small arrays through to the disk."""
@@ -186,7 +186,7 @@ class Checkpoints:
         """Returns whether a checkpoint is being written."""
         return self._unfinished is not None and bool(self._manager.is_saving_in_progress())
 
-    def finish(self) -> None:
+    def wait_until_saved(self) -> None:
         """Waits until the last checkpoint is complete, also after a failure of power.
 
         Raises:

@@ -20,7 +20,7 @@ METRICS = "metrics.jsonl"
 """Name of the file with a line for each evaluation of a run."""
 
 
-def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
+def read_record(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
     """Returns the record of the run in a folder, or None for an empty folder.
 
     Raises:
@@ -40,8 +40,8 @@ def check_continues(
     identity: RunIdentity, record: Mapping[str, Any], workdir: Path, *, part: bool = False
 ) -> None:
     """Raises if an identity, or a part of it, is not that of the run in a folder."""
-    begun = f"the first {record['step']:,} steps of the run in {workdir}"
-    identity.check_continues(record["identity"], begun, part=part)
+    described_as = f"the first {record['step']:,} steps of the run in {workdir}"
+    identity.check_continues(record["identity"], described_as, part=part)
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
@@ -105,7 +105,7 @@ def check_restored(
         shown: The last step whose metrics an earlier start has shown.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
     """
-    step, begun = record["step"], record["identity"]
+    step, stored = record["step"], record["identity"]
     found = [ledger.releases for ledger in dpoptax.ledgers(opt_state)]
     if any(releases != step for releases in found):
         raise ConfigError(
@@ -121,12 +121,12 @@ def check_restored(
         )
     if shown > step:
         identity.check_rounding(
-            begun,
+            stored,
             f"after its metrics were shown. Step {shown} was shown, the last checkpoint is of step "
             f"{step}.",
         )
     if exact:
-        identity.check_rounding(begun, "with fixed_point=True.")
+        identity.check_rounding(stored, "with fixed_point=True.")
     if max(step, steps) < shown:  # the stated ε would not cover all released steps
         raise OtherRunError(
             f"`steps` must be at least {shown}, the last step whose metrics the run has shown, got "

@@ -65,12 +65,12 @@ def run_task(
     log: Log = None,
     workdir: str | Path | None = None,
     progress: bool = True,
-    finish: Callable[[FitResult, bool], object] = lambda result, given: None,
+    on_result: Callable[[FitResult, bool], object] = lambda result, key_was_given: None,
 ) -> FitResult:
     """Trains a task; see `fit`.
 
-    `finish` gets the result, and whether this or an earlier start was given the noise key. It may
-    write further files while the folder is locked.
+    `on_result` gets the result, and whether this or an earlier start was given the noise key. It
+    may write further files while the folder is locked.
     """
     _check_arguments(task, mesh)
     mesh = inputs.automatic(mesh)
@@ -82,8 +82,8 @@ def run_task(
         steps = task.steps
     workdir = None if workdir is None else Path(workdir)
     with open_context(workdir, phases, log=log, progress=progress) as context:
-        given = key is not None or (context.begun or {}).get("given", False)
-        key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
+        key_was_given = key is not None or (context.run_record or {}).get("given", False)
+        key = _new_or_continued(task.plan, key, generator, context.run_record, workdir)
         with phases("initializing parameters and optimizer"):
             placed = {
                 name: inputs.on_devices(name, getattr(task, name), mesh)
@@ -97,13 +97,13 @@ def run_task(
                 program, task=dataclasses.replace(program.task, params=shapes)
             )
         del placed
-        loop = TrainingLoop(program, first, context, steps=steps, given=given)
+        loop = TrainingLoop(program, first, context, steps=steps, key_was_given=key_was_given)
         del first
         if loop.state.done > steps:
             _check_spent(task, loop.state)
-        loop.finish()
+        loop.take_remaining_steps()
         result = _make_result(task.plan, loop.state, workdir)
-        finish(result, given)
+        on_result(result, key_was_given)
     return result
 
 
@@ -157,7 +157,7 @@ def _new_or_continued(
     plan: dpoptax.PrivacyPlan | PlainPlan,
     key: jax.Array | None,
     generator: Generator | None,
-    begun: Record | None,
+    run_record: Record | None,
     workdir: Path | None,
 ) -> jax.Array:
     """Returns the noise key: given, new, or of the run to resume.
@@ -165,9 +165,9 @@ def _new_or_continued(
     Raises:
         OtherRunError: The plan, the key or JAX's settings belong to another run.
     """
-    if begun is None:
+    if run_record is None:
         return shared_key(generator or "threefry") if key is None else key
-    kept = key_of_words(np.array(begun["key"], np.uint32))
+    kept = key_of_words(np.array(run_record["key"], np.uint32))
     if key is None and generator not in (None, generator_of(kept)):
         raise OtherRunError(
             f"`generator` must be that of the run in {workdir}, got {generator!r}. Its noise comes "
@@ -175,5 +175,5 @@ def _new_or_continued(
         )
     known = {**settings(), **noise_values(plan, kept if key is None else key)}
     assert workdir is not None
-    check_continues(RunIdentity(known), begun, workdir, part=True)
+    check_continues(RunIdentity(known), run_record, workdir, part=True)
     return kept
