@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dpoptax.training.errors import ConfigError as ConfigError
     from dpoptax.training.evaluation import Evaluation as Evaluation
     from dpoptax.training.fitting import fit as fit
-    from dpoptax.training.loop import train_and_evaluate as train_and_evaluate
     from dpoptax.training.parameters import load_params as load_params
     from dpoptax.training.parameters import save_params as save_params
     from dpoptax.training.run.averaging import average_params as average_params
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from dpoptax.training.several_fits import fit_runs as fit_runs
     from dpoptax.training.task import PlainPlan as PlainPlan
     from dpoptax.training.task import Task as Task
+    from dpoptax.training.train_config import train_and_evaluate as train_and_evaluate
 else:
     # Imported on first use: the command line does not need orbax, and `fit` needs no config.
     _FILES = {
@@ -42,7 +42,7 @@ else:
         "errors": ("ConfigError",),
         "evaluation": ("Evaluation",),
         "fitting": ("fit",),
-        "loop": ("train_and_evaluate",),
+        "train_config": ("train_and_evaluate",),
         "parameters": ("load_params", "save_params"),
         "run.averaging": ("average_params",),
         "run.run_task": ("FitResult",),

@@ -12,7 +12,7 @@ import dpoptax
 from dpoptax.runs import Generator
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.search.comparison import Comparison
 from dpoptax.training.search.price import Sweep
 
@@ -121,7 +121,7 @@ class PriceArguments:
         return dpoptax.PrivacyPlan(sampler=samplers[given.pop("sampling")], **given)
 
     def _number_of_steps(self) -> int:
-        records.check_count("batch_size", self.batch_size)
+        files.check_count("batch_size", self.batch_size)
         if self.steps is not None and self.epochs is None:
             return self.steps
         if self.epochs is None or self.steps is not None:

@@ -33,8 +33,8 @@ import numpy as np
 from dpoptax.runs import differing
 from dpoptax.training import cache_folder, hosts
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
-from dpoptax.training.run.inputs import copied
+from dpoptax.training.run import files
+from dpoptax.training.run.arguments import copied
 
 FORMAT = 9
 
@@ -164,7 +164,7 @@ class Checkpoints:
     def _save_file(self, step: int, record: dict[str, Any]) -> None:
         """Writes a checkpoint with small arrays through to the disk."""
         path = self.directory / f"{step}.json"
-        records.write_json(path, _with_digest(record), secret=True)
+        files.write_json(path, _with_digest(record), secret=True)
         _write_through([path, self.directory])
         for _, old in sorted(self._files().items())[:-_KEPT]:
             old.unlink()
@@ -369,8 +369,8 @@ def _texts(arrays: dict[str, jax.Array]) -> dict[str, str]:
 
 def _with_digest(record: dict[str, Any]) -> dict[str, Any]:
     """Returns the JSON values of a record, with the SHA-256 of their text."""
-    values = records.plain(record)
-    return {**values, "digest": hashlib.sha256(records.to_json(values).encode()).hexdigest()}
+    values = files.plain(record)
+    return {**values, "digest": hashlib.sha256(files.to_json(values).encode()).hexdigest()}
 
 
 def _from_text(text: str, like: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import jax
 
-from dpoptax.training.run import records, resume
+from dpoptax.training.run import files, resume
 from dpoptax.training.run.announcer import Announcer
 from dpoptax.training.run.checkpoints import Checkpoints
 
@@ -96,9 +96,9 @@ def _file_sink(
         if record["step"] in known:
             return
         if file is None:  # a killed run may have left a part of a line
-            text = "".join(records.to_json(each) + "\n" for each in known.values())
-            records.write_text(path, text)
+            text = "".join(files.to_json(each) + "\n" for each in known.values())
+            files.write_text(path, text)
             file = stack.enter_context(path.open("a", encoding="utf-8", buffering=1))
-        file.write(records.to_json(record) + "\n")
+        file.write(files.to_json(record) + "\n")
 
     return write

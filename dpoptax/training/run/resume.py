@@ -13,7 +13,7 @@ import dpoptax
 from dpoptax.runs import FLOAT_TOTALS, OtherRunError, RunIdentity, differing
 from dpoptax.sampling import Sampler
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 
 METRICS = "metrics.jsonl"
@@ -77,7 +77,7 @@ def rounding(sampler: Sampler, mesh: Mesh | None, *, exact: bool) -> dict[str, A
         "devices": shards if exact else max(shards, FLOAT_TOTALS),
         **({"hosts": jax.process_count()} if exact else {}),
         "kind of device": device.device_kind,
-        **records.versions(),
+        **files.versions(),
     }
 
 

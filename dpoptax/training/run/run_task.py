@@ -19,7 +19,7 @@ from dpoptax.runs import (
     settings,
     shared_key,
 )
-from dpoptax.training.run import inputs, records
+from dpoptax.training.run import arguments, files
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.context import Log, Record, open_context
 from dpoptax.training.run.program import RunProgram, noise_values
@@ -73,11 +73,11 @@ def run_task(
     may write further files while the folder is locked.
     """
     _check_arguments(task, mesh)
-    mesh = inputs.automatic(mesh)
+    mesh = arguments.automatic(mesh)
     progress = progress and jax.process_index() == 0
     phases = Announcer(say if progress else None)
     with phases("loading data"):
-        data = inputs.checked_data(task.data, task.plan, task.users, mesh)
+        data = arguments.checked_data(task.data, task.plan, task.users, mesh)
     with phases("computing noise and ε"):
         steps = task.steps
     workdir = None if workdir is None else Path(workdir)
@@ -86,13 +86,13 @@ def run_task(
         key = _new_or_continued(task.plan, key, generator, context.run_record, workdir)
         with phases("initializing parameters and optimizer"):
             placed = {
-                name: inputs.on_devices(name, getattr(task, name), mesh)
+                name: arguments.on_devices(name, getattr(task, name), mesh)
                 for name in ("frozen", "params")
             }
             program = RunProgram(dataclasses.replace(task, data=data, **placed), mesh, key)
             first = State(0, program.task.params, program.first_state(program.task.params))
             # Only shapes are needed from now on, so a restored state can replace the arrays.
-            shapes = inputs.shapes_of(program.task.params)
+            shapes = arguments.shapes_of(program.task.params)
             program = dataclasses.replace(
                 program, task=dataclasses.replace(program.task, params=shapes)
             )
@@ -121,7 +121,7 @@ def _check_spent(task: Task, state: State) -> None:
 
 def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
     """Raises if an argument has the wrong type, or conflicts with another one."""
-    inputs.check_types(task.plan, task.optimizer)
+    arguments.check_types(task.plan, task.optimizer)
     for name, every in {
         "eval_every": task.evaluation_interval,
         "checkpoint_every": task.checkpoint_every,
@@ -129,12 +129,12 @@ def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
     if task.evaluate is not None:
-        inputs.required("evaluate", task.evaluate)  # raises if it is not a function
+        arguments.required("evaluate", task.evaluate)  # raises if it is not a function
     if task.grad_fn is not None:
-        inputs.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
-        inputs.check_automatic(mesh)
+        arguments.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
+        arguments.check_automatic(mesh)
     if isinstance(task.plan, PlainPlan):
-        inputs.check_plain(task.plan.noise is None, task.loss_fn, task.grad_fn, task.budget)
+        arguments.check_plain(task.plan.noise is None, task.loss_fn, task.grad_fn, task.budget)
 
 
 def _make_result(
@@ -146,9 +146,9 @@ def _make_result(
         run = plan.continue_run(state.opt_state)
         guarantee = dataclasses.replace(run.guarantee(state.opt_state), drawn=True)
     if workdir is not None and jax.process_index() == 0:
-        (workdir / records.STATEMENT).unlink(missing_ok=True)  # there may be one of another run
+        (workdir / files.STATEMENT).unlink(missing_ok=True)  # there may be one of another run
         if guarantee is not None:
-            records.write_text(workdir / records.STATEMENT, guarantee.statement())
+            files.write_text(workdir / files.STATEMENT, guarantee.statement())
     history = list(state.history)
     return FitResult(state.params, state.opt_state, guarantee, history, plan, state.done)
 

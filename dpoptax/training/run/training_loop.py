@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from dpoptax import extend
-from dpoptax.runs import Hidden, RunIdentity, settings, tree_digest, words_of
+from dpoptax.runs import Hidden, RunIdentity, epsilon_text, settings, tree_digest, words_of
 from dpoptax.training.bars import SHORT, Bar
-from dpoptax.training.run import records, resume, seeds
+from dpoptax.training.run import files, resume, seeds
 from dpoptax.training.run.announcer import PATIENCE
+from dpoptax.training.run.arguments import copied
 from dpoptax.training.run.context import Context, Record
-from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.program import RunProgram, bounds
 from dpoptax.training.run.step import compiled_step, on_one_device
 from dpoptax.training.run.step_inputs import Inputs
@@ -257,12 +257,12 @@ class TrainingLoop:
         bound = self._bounds[until]
         spent = "not private"
         if bound is not None:
-            spent = f"ε ≤ {records.epsilon_text(bound)} to step {until}"
+            spent = f"ε ≤ {epsilon_text(bound)} to step {until}"
         # The most important part comes first, because 80 columns may cut the rest.
         metrics = ", ".join(
             f"{name.removeprefix('test_')}={value:.3f}"
             for name, value in reversed(entry.items())
-            if isinstance(value, float) and name not in records.FIELDS
+            if isinstance(value, float) and name not in files.FIELDS
         )
         return f"{spent}; at {entry['step']}: {metrics}" if metrics else spent
 

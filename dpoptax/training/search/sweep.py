@@ -19,7 +19,7 @@ from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.parameters import load_params
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.run.announcer import say
 from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.search import settings
@@ -57,7 +57,7 @@ def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True
         forget_identities()
         record = _sweep_record(configs, sweep)
         ready = prepare(configs, sweep, record["seed"], progress=progress)
-        priced = {"The noise of each trial": Hidden(records.to_json(ready.price))}
+        priced = {"The noise of each trial": Hidden(files.to_json(ready.price))}
         identity = RunIdentity({**_options(configs, sweep), **_sums(configs, ready), **priced})
         identity.check_continues(
             record.setdefault("identity", identity.record()), f"the sweep in {sweep.workdir}"
@@ -65,7 +65,7 @@ def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True
         # Written after all checks and before the first trial, because a second start must use the
         # same seeds.
         if not (sweep.workdir / "sweep.json").is_file():
-            records.write_json(sweep.workdir / "sweep.json", record, secret=True)
+            files.write_json(sweep.workdir / "sweep.json", record, secret=True)
         ready = ready._replace(whole=[], held_out=[])  # frees their arrays
         return _run(record, sweep, ready, progress=progress)
 
@@ -155,16 +155,16 @@ def _run(record: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: boo
             choice = describe_choice(sweep)
             text = guarantee.statement(
                 public_data="which examples were held out for this choice, and __________",
-                model=records.described_file(sweep.workdir / "best" / "params.msgpack"),
+                model=files.described_file(sweep.workdir / "best" / "params.msgpack"),
                 **({} if secret else {"settings": f"{choice}, which the numbers include"}),
             )
-            records.write_text(sweep.workdir / "best" / records.STATEMENT, text)
-    results = SweepResult(cost, notes(sweep, cost), rows, best, published, records.versions())
+            files.write_text(sweep.workdir / "best" / files.STATEMENT, text)
+    results = SweepResult(cost, notes(sweep, cost), rows, best, published, files.versions())
     listed = sweep.workdir / "trials.md"
     if secret:
-        records.make_secret(listed)
+        files.make_secret(listed)
     listed.write_text(table(results) + "\n", encoding="utf-8")
-    records.write_json(sweep.workdir / "sweep.json", record | vars(results), secret=True)
+    files.write_json(sweep.workdir / "sweep.json", record | vars(results), secret=True)
     return results
 
 
@@ -232,7 +232,7 @@ def table(results: SweepResult) -> str:
     score = results.price.score
     rows = sorted(results.trials, key=lambda row: -score.rank(row.score))
     lines = [
-        records.markdown_table(
+        files.markdown_table(
             (score.label("held-out"), *rows[0].settings),
             [(score.text(row.score), *map(str, row.settings.values())) for row in rows],
         )
@@ -265,9 +265,11 @@ def _options(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
         f"`{name}`": value for name, value in dataclasses.asdict(sweep).items() if name != "workdir"
     }
     described = {name: config.described() for name, config in configs.items()}
-    found: dict[str, Any] = records.plain({**given, "`configs`": described})
-    files = {f"The config file of {n}": Hidden(config.digest) for n, config in configs.items()}
-    return {**found, **files}
+    found: dict[str, Any] = files.plain({**given, "`configs`": described})
+    config_files = {
+        f"The config file of {n}": Hidden(config.digest) for n, config in configs.items()
+    }
+    return {**found, **config_files}
 
 
 def _drawn(
@@ -349,7 +351,7 @@ def _publish(
         **metrics,
         "params_sha256": found["params_sha256"],
     }
-    records.write_json(directory / "summary.json", result)
+    files.write_json(directory / "summary.json", result)
     return result
 
 
