@@ -81,8 +81,7 @@ def text(name: str, cost: RunCost) -> str:
         lines += [("steps", f"{plan.steps:,}"), ("ε", f"none: {plan.reason}")]
     else:
         if task.budget is not None:
-            within = plan.steps_within(task.budget)
-            lines.append(("budget", f"{within:,} of {plan.steps:,} steps"))
+            lines.append(("budget", f"{task.steps:,} of {plan.steps:,} steps"))
         lines.append(("attacks", attacks_text(plan.guarantee())))
         if (other := _balls_in_bins(plan)) is not None:
             lines.append(("or", other))
@@ -134,7 +133,7 @@ def _privacy(cost: RunCost) -> tuple[str, str, str, str]:
     if isinstance(plan, PlainPlan):
         said = "not private" if plan.noise is None else "none proven"
         return f"{plan.steps:,}", "", "", said
-    steps = plan.steps if task.budget is None else plan.steps_within(task.budget)
+    steps = task.steps
     epsilon = dataclasses.replace(plan, steps=steps).epsilon
     noise = plan.noise_multiplier
     sigma = f"{noise:.4g}" if isinstance(noise, int | float) else "schedule"

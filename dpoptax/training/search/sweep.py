@@ -266,10 +266,8 @@ def _options(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
     }
     described = {name: config.described() for name, config in configs.items()}
     found: dict[str, Any] = files.plain({**given, "`configs`": described})
-    config_files = {
-        f"The config file of {n}": Hidden(config.digest) for n, config in configs.items()
-    }
-    return {**found, **config_files}
+    digests = {f"The config file of {n}": Hidden(config.digest) for n, config in configs.items()}
+    return {**found, **digests}
 
 
 def _drawn(
