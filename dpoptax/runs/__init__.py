@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._random.keys import words_of as words_of
     from dpoptax._rounding.block_sums import FLOAT_TOTALS as FLOAT_TOTALS
     from dpoptax._rounding.bounds import LARGEST_NUMBER as LARGEST_NUMBER
-    from dpoptax._support.digests import array_digest as array_digest
     from dpoptax._support.digests import digest_of as digest_of
     from dpoptax._support.digests import rows_digest as rows_digest
     from dpoptax._support.digests import sampled_rows as sampled_rows
@@ -23,7 +22,6 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._support.hosts import OtherRunError as OtherRunError
     from dpoptax._support.hosts import check_same_on_hosts as check_same_on_hosts
     from dpoptax._support.hosts import differing as differing
-    from dpoptax._support.hosts import shared_bytes as shared_bytes
     from dpoptax._support.rounded import delta_text as delta_text
     from dpoptax._support.rounded import epsilon_text as epsilon_text
     from dpoptax.runs._batches import check_rows as check_rows

@@ -14,7 +14,8 @@ import pytest
 
 import dpoptax
 from dpoptax._support import digests
-from dpoptax.runs import array_digest, digest_of, traced
+from dpoptax._support.digests import array_digest
+from dpoptax.runs import digest_of, traced
 from dpoptax.training import fit
 from dpoptax.training.run.training_loop import TrainingLoop
 from dpoptax.users import UserTable
