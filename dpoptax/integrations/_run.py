@@ -24,7 +24,7 @@ from dpoptax.runs import (
     noise_key_of,
     noise_of,
     noise_stage,
-    sampler_of,
+    sampler_of_run,
     settings,
     traced,
     tree_digest,
@@ -209,7 +209,7 @@ def check_run(
     identity = RunIdentity(
         {
             **settings(),
-            **draws_of(sampler_of(plan, opt_state), data.users),
+            **draws_of(sampler_of_run(plan, opt_state), data.users),
             **noise_of(plan, noise_key_of(opt_state)),
             **data_of(data.rows, whole=False),
             "The model, its loss or the optimizer": program,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax.runs._private_run import PrivateRun as PrivateRun
     from dpoptax.runs._private_run import noise_key_of as noise_key_of
     from dpoptax.runs._private_run import noise_stage as noise_stage
-    from dpoptax.runs._private_run import sampler_of as sampler_of
+    from dpoptax.runs._private_run import sampler_of_run as sampler_of_run
     from dpoptax.runs._private_run import seeded as seeded
     from dpoptax.runs._private_run import shared_key as shared_key
 else:

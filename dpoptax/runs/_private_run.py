@@ -368,7 +368,7 @@ def noise_key_of(opt_state: "PyTree") -> jax.Array:
     return states_in(opt_state)[0].key
 
 
-def sampler_of(plan: "PlanTerms", opt_state: "PyTree") -> Sampler:
+def sampler_of_run(plan: "PlanTerms", opt_state: "PyTree") -> Sampler:
     """Returns the sampler with the seed of the run that an optimizer state belongs to.
 
     For trainers that draw steps by their number: each draw is for one release.

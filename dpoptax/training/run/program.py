@@ -24,7 +24,7 @@ from dpoptax.runs import (
     noise_of,
     noise_stage,
     read_batch,
-    sampler_of,
+    sampler_of_run,
     seeded,
     settings,
     traced,
@@ -99,7 +99,7 @@ class RunProgram:
         plan = self.task.plan
         if isinstance(plan, PlainPlan):
             return seeded(plan.sampler, self.key)
-        return sampler_of(plan, opt_state)
+        return sampler_of_run(plan, opt_state)
 
     def feed(self, opt_state: Any) -> Callable[[int], Inputs]:
         """Returns the inputs of the steps of the run with this optimizer state."""
