@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._support.hosts import OtherRunError as OtherRunError
     from dpoptax._support.hosts import check_same_on_hosts as check_same_on_hosts
     from dpoptax._support.hosts import differing as differing
+    from dpoptax._support.lazy import lazy_names as lazy_names
     from dpoptax._support.rounded import delta_text as delta_text
     from dpoptax._support.rounded import epsilon_text as epsilon_text
     from dpoptax.runs._batches import check_rows as check_rows
