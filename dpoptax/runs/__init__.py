@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._support.digests import sampled_rows as sampled_rows
     from dpoptax._support.digests import traced as traced
     from dpoptax._support.digests import tree_digest as tree_digest
-    from dpoptax._support.hosts import OtherRunError as OtherRunError
-    from dpoptax._support.hosts import check_same_on_hosts as check_same_on_hosts
-    from dpoptax._support.hosts import differing as differing
+    from dpoptax._support.host_communication import OtherRunError as OtherRunError
+    from dpoptax._support.host_communication import check_same_on_hosts as check_same_on_hosts
+    from dpoptax._support.host_communication import differing as differing
     from dpoptax._support.lazy import lazy_names as lazy_names
     from dpoptax._support.rounded import delta_text as delta_text
     from dpoptax._support.rounded import epsilon_text as epsilon_text

@@ -19,7 +19,7 @@ import jax
 from dpoptax._random.keys import words_of
 from dpoptax._support.digests import digest_of, rows_digest, tree_digest
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
-from dpoptax._support.hosts import OtherRunError, check_same_on_hosts
+from dpoptax._support.host_communication import OtherRunError, check_same_on_hosts
 
 if TYPE_CHECKING:
     from dpoptax._support.tree import PyTree

@@ -25,7 +25,7 @@ from dpoptax._random.keys import (
 from dpoptax._release.gaussian import gaussian_noise
 from dpoptax._release.read_ledger import read_ledgers, states_in
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
-from dpoptax._support.hosts import check_same_on_hosts, shared_bytes
+from dpoptax._support.host_communication import check_same_on_hosts, shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import guarantee
 from dpoptax.runs._batches import Batch, check_rows, draw, gather, read_ahead, read_batch
