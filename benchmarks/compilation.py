@@ -21,7 +21,7 @@ from benchmarks.contenders import Setting, make_step
 from benchmarks.timing import ROOT
 from benchmarks.worker import problem_named
 from dpoptax._support.jaxprs import equations
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = \S+ ([\w\-]+)\(", re.MULTILINE)
 _STEPS = {

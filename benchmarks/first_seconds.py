@@ -124,7 +124,7 @@ PROGRAMS: dict[str, tuple[Callable[[Clock], None], tuple[str, ...]]] = {
 
 def main(options: FirstSeconds) -> str:
     """Runs all programs, and returns a table for each."""
-    from dpoptax.training.run.records import markdown_table
+    from dpoptax.training.run.files import markdown_table
 
     tables = []
     for name, (_, phases) in PROGRAMS.items():

@@ -15,7 +15,7 @@ from jax import lax
 
 from dpoptax._random import box_muller
 from dpoptax._random.discrete_gaussian import discrete_gaussian
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 
 
 @dataclass

@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator
 
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 
 HEADER = (
     *("", "ms/step", "quartiles", "ratio", "interval", "compile s", "peak MB"),

@@ -26,7 +26,7 @@ import optax
 
 import dpoptax
 from dpoptax import tables
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 
 PyTree: TypeAlias = Any
 

@@ -14,7 +14,7 @@ import tyro
 from benchmarks.models import Problem
 from benchmarks.timing import Budget, Result, measure, pythons
 from benchmarks.variants import Cell, Variant
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from tests.models import catalog
 
 HEADER = (

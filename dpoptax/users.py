@@ -111,7 +111,7 @@ class UserTable:
         self._records = np.argsort(inverse, kind="stable")
         counts = np.bincount(inverse, minlength=self.num_users)
         self._starts = np.concatenate([[0], np.cumsum(counts)])
-        # Users are numbered by their first record, so that labels do not matter.
+        # The hash numbers users by their first record, so that labels do not matter.
         order = np.argsort(np.argsort(self._records[self._starts[:-1]]))
         self.owners = hashlib.sha256(order[inverse].astype("<i8").tobytes()).hexdigest()
 

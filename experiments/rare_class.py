@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 import dpoptax
 from dpoptax.training.bars import Bar
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from experiments.data.images import load_mnist
 from experiments.digits.arms import Columns
 from experiments.spreads import mean_and_deviation

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpoptax.training.bars import Bar
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from experiments.spreads import mean_and_deviation
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "table_of_customers.ipynb"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.correctness import MODES
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 
 # Columns of the table of correctness, by the mode of an attack.
 _MOVE = "largest move / C"

@@ -16,7 +16,7 @@ from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._losses.check_loss import check_parameters
 from dpoptax._points.points import GradientPoints, ensure_points
 from dpoptax._random.keys import check_key
-from dpoptax._support.hosts import check_same_on_hosts
+from dpoptax._support.host_communication import check_same_on_hosts
 from dpoptax._support.marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._support.tree import PyTree, batch_length, check_mask
 from dpoptax._support.xla import out_sharding

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from dpoptax._random.keys import two_words
-from dpoptax._support.hosts import check_same_on_hosts
+from dpoptax._support.host_communication import check_same_on_hosts
 from dpoptax._support.serialization import SerializableState, register
 from dpoptax._support.tree import PyTree, check_arrays, kind_of
 

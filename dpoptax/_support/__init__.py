@@ -1,1 +1,1 @@
-"""Helpers for pytrees, traced programs, the compiler, figures and stored states."""
+"""Helpers for pytrees, traced programs, the compiler, numbers in texts and stored states."""

@@ -10,7 +10,7 @@ import enum
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,7 +25,7 @@ from dpoptax._support.tree import PyTree
 _PART = 2**24
 """Bytes that a thread hashes at once. Digests depend on it."""
 _SAMPLED = 64
-"""Number of records that identify a source of records in a folder."""
+"""Number of rows that `sampled_rows` returns. Digests of streamed sources depend on it."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _UNUSED = {"name", "ctx_mesh", "debug_info", "donated_invars"}
@@ -139,9 +139,7 @@ def _column_digest(column: Any, whole: bool) -> str:
     if isinstance(column, np.ndarray | jax.Array):
         return array_digest(column)
     size = column.shape[0] if hasattr(column, "shape") else len(column)
-    places: Iterable[int] = range(size)
-    if not (whole or _is_list(column)):
-        places = np.unique(np.linspace(0, size - 1, _SAMPLED).astype(np.int64)).tolist()
+    places = range(size) if whole or _is_list(column) else sampled_rows(size).tolist()
     digest = hashlib.sha256(str(size).encode())
     for place in places:
         for path, leaf in jax.tree_util.tree_leaves_with_path(column[place]):
@@ -149,6 +147,11 @@ def _column_digest(column: Any, whole: bool) -> str:
             digest.update(jax.tree_util.keystr(path).encode() + _described(values))
             digest.update(_bytes_of(values))
     return digest.hexdigest()
+
+
+def sampled_rows(size: int) -> np.ndarray:
+    """Returns evenly spaced indices below `size`, including the first and the last."""
+    return np.unique(np.linspace(0, size - 1, _SAMPLED).astype(np.int64))
 
 
 def tree_digest(tree: Any) -> str:

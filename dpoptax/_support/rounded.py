@@ -20,12 +20,12 @@ def delta_text(value: float, digits: int = 3, *, lower: bool = False) -> str:
         return f"{float(+decimal.Decimal(repr(float(value)))):g}"
 
 
-def round_up(value: float, digits: int = 3) -> str:
-    """Formats a number of at least 0 with the given number of digits, rounded up."""
+def round_up(value: float) -> str:
+    """Formats a number of at least 0 with three digits, rounded up."""
     exact = decimal.Decimal(repr(float(value)))
     if not exact.is_finite() or not exact:
         return f"{value:g}"
-    unit = decimal.Decimal(1).scaleb(exact.adjusted() + 1 - digits)
+    unit = decimal.Decimal(1).scaleb(exact.adjusted() - 2)
     rounded = exact.quantize(min(unit, decimal.Decimal(1)), rounding=decimal.ROUND_CEILING)
     return f"{rounded.normalize():f}"
 

@@ -89,8 +89,8 @@ class Guarantee:
       releases: the `NoisyReleases` of each noise stage.
       other_events: number of events besides the run that are part of `event`.
       stated_delta: δ of the statement.
-      drawn: whether dpoptax drew the batches and checked the number of rows, as `fit` and the
-        trainer do. Otherwise the program's author is responsible.
+      drawn: whether dpoptax drew the batches and checked the number of rows, as `fit` and
+        `run.batches` do. Otherwise the program's author is responsible.
       records: number of examples or users by which neighbors differ; see `for_records`.
       event_after: the event of the first t releases, as a function of t; None if it is unknown.
 

@@ -24,7 +24,7 @@ from dpoptax.runs import (
     noise_key_of,
     noise_of,
     noise_stage,
-    sampler_of,
+    sampler_of_run,
     settings,
     traced,
     tree_digest,
@@ -209,7 +209,7 @@ def check_run(
     identity = RunIdentity(
         {
             **settings(),
-            **draws_of(sampler_of(plan, opt_state), data.users),
+            **draws_of(sampler_of_run(plan, opt_state), data.users),
             **noise_of(plan, noise_key_of(opt_state)),
             **data_of(data.rows, whole=False),
             "The model, its loss or the optimizer": program,
@@ -223,17 +223,17 @@ def check_run(
 
 def _check_folder(folder: str | epath.Path | None, identity: RunIdentity, step: int) -> None:
     """Raises an error if earlier steps may belong to another run."""
-    record = None if folder is None else epath.Path(folder) / _RECORD
-    if step and not (record and record.exists()):
+    path = None if folder is None else epath.Path(folder) / _RECORD
+    if step and not (path and path.exists()):
         raise ValueError(
             f"A run must start at step 0, or go on in its own folder, got step {step}, and no "
             f"{_RECORD} in the folder {folder}."
         )
-    if record is None:
+    if path is None:
         return
-    if jax.process_index() == 0 and not record.exists():
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(identity.record()))
+    if jax.process_index() == 0 and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(identity.record()))
     differing({})  # waits for the file
-    begun = json.loads(record.read_text())
-    identity.check_continues(begun, f"the run in {folder}", part=step > 0)
+    record = json.loads(path.read_text())
+    identity.check_continues(record, f"the run in {folder}", part=step > 0)

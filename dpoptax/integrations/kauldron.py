@@ -29,7 +29,7 @@ import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training import hosts
 from dpoptax.training.errors import explains_missing
-from dpoptax.training.run.inputs import param_specs
+from dpoptax.training.run.arguments import param_specs
 from dpoptax.users import UserTable
 
 with explains_missing(__name__, "kauldron gemma 'dpoptax[train]'"):

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.training.errors import explains_missing
-from dpoptax.training.run.inputs import param_specs
+from dpoptax.training.run.arguments import param_specs
 from dpoptax.users import UserTable
 
 with explains_missing(__name__, "google-tunix qwix 'dpoptax[train]'"):

@@ -7,18 +7,22 @@ shares one over hosts compares a `RunIdentity`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
+    from dpoptax._random.keys import Generator as Generator
     from dpoptax._random.keys import generator_of as generator_of
     from dpoptax._random.keys import key_of_words as key_of_words
+    from dpoptax._random.keys import number_of_words as number_of_words
     from dpoptax._random.keys import words_of as words_of
-    from dpoptax._support.digests import array_digest as array_digest
+    from dpoptax._rounding.block_sums import FLOAT_TOTALS as FLOAT_TOTALS
+    from dpoptax._rounding.bounds import LARGEST_NUMBER as LARGEST_NUMBER
     from dpoptax._support.digests import digest_of as digest_of
     from dpoptax._support.digests import rows_digest as rows_digest
+    from dpoptax._support.digests import sampled_rows as sampled_rows
     from dpoptax._support.digests import traced as traced
     from dpoptax._support.digests import tree_digest as tree_digest
-    from dpoptax._support.hosts import OtherRunError as OtherRunError
-    from dpoptax._support.hosts import check_same_on_hosts as check_same_on_hosts
-    from dpoptax._support.hosts import differing as differing
-    from dpoptax._support.hosts import shared_bytes as shared_bytes
+    from dpoptax._support.host_communication import OtherRunError as OtherRunError
+    from dpoptax._support.host_communication import check_same_on_hosts as check_same_on_hosts
+    from dpoptax._support.host_communication import differing as differing
+    from dpoptax._support.lazy import lazy_names as lazy_names
     from dpoptax._support.rounded import delta_text as delta_text
     from dpoptax._support.rounded import epsilon_text as epsilon_text
     from dpoptax.runs._batches import check_rows as check_rows
@@ -33,7 +37,7 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax.runs._private_run import PrivateRun as PrivateRun
     from dpoptax.runs._private_run import noise_key_of as noise_key_of
     from dpoptax.runs._private_run import noise_stage as noise_stage
-    from dpoptax.runs._private_run import sampler_of as sampler_of
+    from dpoptax.runs._private_run import sampler_of_run as sampler_of_run
     from dpoptax.runs._private_run import seeded as seeded
     from dpoptax.runs._private_run import shared_key as shared_key
 else:

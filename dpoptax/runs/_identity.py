@@ -19,7 +19,7 @@ import jax
 from dpoptax._random.keys import words_of
 from dpoptax._support.digests import digest_of, rows_digest, tree_digest
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
-from dpoptax._support.hosts import OtherRunError, check_same_on_hosts
+from dpoptax._support.host_communication import OtherRunError, check_same_on_hosts
 
 if TYPE_CHECKING:
     from dpoptax._support.tree import PyTree
@@ -64,12 +64,12 @@ class RunIdentity:
         hidden = [name for name, value in self.values.items() if isinstance(value, Hidden)]
         return {"values": dict(self.values), "hidden": hidden, "rounding": dict(self.rounding)}
 
-    def check_continues(self, record: Values, begun: str, *, part: bool = False) -> None:
+    def check_continues(self, record: Values, described_as: str, *, part: bool = False) -> None:
         """Raises unless the run is that of a `record`.
 
         Args:
           record: from the start of the run.
-          begun: names the run in the message, such as "the first 5 steps of the run in FOLDER".
+          described_as: the run in the message: "the first 5 steps of the run in FOLDER".
           part: whether this identity lacks values of the record, to refuse a start early.
 
         Raises:
@@ -86,7 +86,7 @@ class RunIdentity:
             hidden = isinstance(now, Hidden) or name in record["hidden"]
             shown, got = ("the same", "another") if hidden else (f"{before!r},", repr(now))
             raise OtherRunError(
-                f"{name} must be {shown} as in {begun}, got {got}. The noise of a step "
+                f"{name} must be {shown} as in {described_as}, got {got}. The noise of a step "
                 f"belongs to one sampler, one program and one data set.{also} "
                 "Restore it to continue that run, or use another folder for a new run and account "
                 "for both."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class PlanTerms:
-    """Holds the terms of a `PrivacyPlan`, which a run reads, and prices them.
+    """Holds the part of `PrivacyPlan` that a run may import, because it starts no run.
 
     Attributes: as for `PrivacyPlan`.
     """

@@ -25,7 +25,7 @@ from dpoptax._random.keys import (
 from dpoptax._release.gaussian import gaussian_noise
 from dpoptax._release.read_ledger import read_ledgers, states_in
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
-from dpoptax._support.hosts import check_same_on_hosts, shared_bytes
+from dpoptax._support.host_communication import check_same_on_hosts, shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
 from dpoptax.accounting._runs import guarantee
 from dpoptax.runs._batches import Batch, check_rows, draw, gather, read_ahead, read_batch
@@ -79,7 +79,7 @@ class PrivateRun:
         # The batches follow from the key, so a checkpoint with the key restores both.
         self._sampler = seeded(plan.sampler, self._key)
         # The step at which this object began, and whether a state of the chain was made.
-        self._first, self._begun = step, False
+        self._first, self._state_made = step, False
         # Whether `noise` was called, and a mark of the newest iterator.
         self._chained, self._turn = False, object()
         self._in_use = False  # whether the last batch may still wait for its release
@@ -154,14 +154,14 @@ class PrivateRun:
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
                 return init(params)  # the structure of a state
             # Before the first batch, no noise was used, so a second state is harmless.
-            if self._begun and self.step > self._first:
+            if self._state_made and self.step > self._first:
                 raise RuntimeError(
                     "`init` must not be called again after the first batch of a run, because the "
                     "new state adds the same noise again, to other sums. Start another run with "
                     "`plan.new_run()`. To restore a checkpoint, use the current state or "
                     "`jax.eval_shape(tx.init, params)` as its structure."
                 )
-            self._begun = True
+            self._state_made = True
             return init(params)
 
         return begin
@@ -368,7 +368,7 @@ def noise_key_of(opt_state: "PyTree") -> jax.Array:
     return states_in(opt_state)[0].key
 
 
-def sampler_of(plan: "PlanTerms", opt_state: "PyTree") -> Sampler:
+def sampler_of_run(plan: "PlanTerms", opt_state: "PyTree") -> Sampler:
     """Returns the sampler with the seed of the run that an optimizer state belongs to.
 
     For trainers that draw steps by their number: each draw is for one release.

@@ -11,9 +11,9 @@ import optax
 
 import dpoptax
 from dpoptax import auditing, sampling
-from dpoptax.runs import seeded
+from dpoptax.runs import epsilon_text, seeded
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.run.announcer import say
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.task import PlainPlan, Task, least_noise
@@ -147,13 +147,13 @@ def table(rows: list[Audited]) -> str:
     lines = []
     for row in rows:
         found = row.result
-        claimed, seconds = records.epsilon_text(found.claimed_epsilon), f"{found.seconds:.1f}"
+        claimed, seconds = epsilon_text(found.claimed_epsilon), f"{found.seconds:.1f}"
         audit = (row.method, row.name, found.threat_model, str(found.trials), claimed)
         for bound in found.bounds:
             verdict = " **VIOLATED**" if bound.epsilon > found.claimed_epsilon else ""
-            shown = records.epsilon_text(bound.epsilon, lower=True) + verdict
+            shown = epsilon_text(bound.epsilon, lower=True) + verdict
             lines.append((*audit, shown, bound.method, seconds))
-    return records.markdown_table(names.split(", "), lines)
+    return files.markdown_table(names.split(", "), lines)
 
 
 def notes(rows: list[Audited]) -> list[str]:

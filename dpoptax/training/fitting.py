@@ -8,9 +8,10 @@ import jax
 import optax
 
 import dpoptax
+from dpoptax.runs import Generator
 from dpoptax.training.data import streaming
 from dpoptax.training.run.context import Log
-from dpoptax.training.run.run_task import FitResult, Generator, run_task
+from dpoptax.training.run.run_task import FitResult, run_task
 from dpoptax.training.task import PlainPlan, Task
 from dpoptax.users import UserTable
 

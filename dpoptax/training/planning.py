@@ -7,10 +7,11 @@ import jax
 
 import dpoptax
 from dpoptax import sampling
+from dpoptax.runs import epsilon_text
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.task import PlainPlan, Task
 
@@ -80,8 +81,7 @@ def text(name: str, cost: RunCost) -> str:
         lines += [("steps", f"{plan.steps:,}"), ("ε", f"none: {plan.reason}")]
     else:
         if task.budget is not None:
-            within = plan.steps_within(task.budget)
-            lines.append(("budget", f"{within:,} of {plan.steps:,} steps"))
+            lines.append(("budget", f"{task.steps:,} of {plan.steps:,} steps"))
         lines.append(("attacks", attacks_text(plan.guarantee())))
         if (other := _balls_in_bins(plan)) is not None:
             lines.append(("or", other))
@@ -103,8 +103,8 @@ def attacks_text(planned: "Guarantee") -> str:
     """Formats the largest true-positive rate at a false-positive rate of 1 %, and μ."""
     found, mu = 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
     return (
-        f"true-positive rate at most {records.epsilon_text(100 * found, 1)} % over "
-        f"{planned.unit}s at a false-positive rate of 1 %; μ = {records.epsilon_text(mu)}"
+        f"true-positive rate at most {epsilon_text(100 * found, 1)} % over "
+        f"{planned.unit}s at a false-positive rate of 1 %; μ = {epsilon_text(mu)}"
     )
 
 
@@ -124,7 +124,7 @@ def table(configs: dict[str, Config], *, progress: bool = False) -> tuple[str, l
             refused.append(ConfigError(f"{name}: {error}"))
             continue
         rows.append((name, *numbers, f"{cost.num_params:,}", _size(cost.state_bytes)))
-    return records.markdown_table(rows[0], rows[1:]), refused
+    return files.markdown_table(rows[0], rows[1:]), refused
 
 
 def _privacy(cost: RunCost) -> tuple[str, str, str, str]:
@@ -133,12 +133,12 @@ def _privacy(cost: RunCost) -> tuple[str, str, str, str]:
     if isinstance(plan, PlainPlan):
         said = "not private" if plan.noise is None else "none proven"
         return f"{plan.steps:,}", "", "", said
-    steps = plan.steps if task.budget is None else plan.steps_within(task.budget)
+    steps = task.steps
     epsilon = dataclasses.replace(plan, steps=steps).epsilon
     noise = plan.noise_multiplier
     sigma = f"{noise:.4g}" if isinstance(noise, int | float) else "schedule"
     rate = f"{plan.sampler.sampling_probability:.4g}"
-    return f"{steps:,}", rate, sigma, records.epsilon_text(epsilon)
+    return f"{steps:,}", rate, sigma, epsilon_text(epsilon)
 
 
 def _balls_in_bins(plan: "dpoptax.PrivacyPlan") -> str | None:

@@ -12,7 +12,7 @@ import dpoptax
 from dpoptax.accounting import Guarantee, PrivacyEvent, selection
 from dpoptax.training.data import streaming
 from dpoptax.training.fitting import fit
-from dpoptax.training.run.records import FIELDS
+from dpoptax.training.run.files import FIELDS
 from dpoptax.training.run.run_task import FitResult
 
 

@@ -5,7 +5,7 @@ import optax
 import dpoptax
 from dpoptax import accounting
 from dpoptax.training.bars import Bar
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from experiments.digits.arms import Arm, measure, split_digits
 
 EPOCHS, EPSILON, DELTA = 40, 3.0, 1e-5

@@ -10,7 +10,7 @@ import optax
 
 import dpoptax
 from dpoptax.training.bars import Bar
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from experiments.digits.arms import (
     Arm,
     Columns,

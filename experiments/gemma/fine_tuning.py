@@ -16,7 +16,7 @@ from dpoptax.accounting import Guarantee
 from dpoptax.auditing import MembershipReport, membership_report
 from dpoptax.training import save_params
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from experiments.gemma import weights
 from experiments.gemma.problem import (
     LanguageArguments,

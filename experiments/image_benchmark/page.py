@@ -9,7 +9,7 @@ from pathlib import Path
 import tyro
 
 from dpoptax.training import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from experiments.figure_files import shrink
 from experiments.image_benchmark.page_figures import plot_accuracies, plot_differences
 from experiments.image_benchmark.page_groups import (
@@ -139,7 +139,7 @@ def _counted(compared: Groups) -> str:
     head = ("method", "above, below DP-SGD", "above, below momentum")
     return (
         "Number of settings where the 95 % interval of the difference is above and below zero. By "
-        "chance, each happens in one of forty settings.\n\n" + records.markdown_table(head, rows)
+        "chance, each happens in one of forty settings.\n\n" + files.markdown_table(head, rows)
     )
 
 
@@ -160,7 +160,7 @@ def _table(entries: Sequence[Entry]) -> str:
                 str(entry.gradients),
             )
         )
-    table = _with_notes(records.markdown_table(head, rows), entries)
+    table = _with_notes(files.markdown_table(head, rows), entries)
     seeds = " to ".join(map(str, sorted({len(entry.accuracies) for entry in entries})))
     tried = " to ".join(map(str, sorted({len(entry.rates) for entry in entries})))
     return f"Seeds: {seeds}; learning rates tried on held-out training data: {tried}.\n\n{table}"
@@ -209,7 +209,7 @@ def _recipes(alone: Groups) -> str:
             )
     head = ("data", "model", "method", "ε", "B", "steps", "rate", "test accuracy, %", "seeds")
     every = [entry for entries in alone.values() for entry in entries]
-    return _with_notes(records.markdown_table(head, rows), every)
+    return _with_notes(files.markdown_table(head, rows), every)
 
 
 def _published(groups: Groups) -> str:
@@ -240,7 +240,7 @@ def _published(groups: Groups) -> str:
         )
     head = ("", "data", "ε", "published, %", "of", "source", "best here, at that ε or 3 % more, %")
     proven = [entry for entries in groups.values() for entry in entries if not entry.unproven]
-    return _with_notes(records.markdown_table(head, rows), proven)
+    return _with_notes(files.markdown_table(head, rows), proven)
 
 
 def _made_with(found: Sequence[Line]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpoptax.training import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from experiments.config import ExperimentConfig
 from experiments.run_once import append_lines, read_lines
 
@@ -113,7 +113,7 @@ def _common(name: str, results: Mapping[str, Any], run: Mapping[str, Any]) -> di
 def append(path: Path, lines: Iterable[Line]) -> None:
     """Appends the lines that the file does not have yet."""
     known = read_lines(path)
-    for line in map(records.plain, lines):
+    for line in map(files.plain, lines):
         if line not in known:
             known.append(line)
             append_lines(path, [line])

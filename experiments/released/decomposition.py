@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dpoptax import accounting
 from dpoptax.accounting import Accountant
 from dpoptax.training.bars import Bar
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from experiments.released import rules
 from experiments.released.linear_model import Data, Training, load
 from experiments.released.problems import Problem
@@ -177,7 +177,7 @@ def _train(problem: Problem, name: str, epsilon: float, data: Data, seed: int) -
             noise_multiplier=sigma,
             learning_rate=arm.rate,
             accuracy=float(accuracy),
-            versions=records.versions(),
+            versions=files.versions(),
         )
         for arm, (accuracy,) in zip(arms, accuracies, strict=True)
     ]

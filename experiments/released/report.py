@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dpoptax.training.bars import Bar
-from dpoptax.training.run.records import check_count, markdown_table
+from dpoptax.training.run.files import check_count, markdown_table
 from experiments.figure_files import shrink
 from experiments.released import decomposition, geodp_digits, tables, tuning
 from experiments.released.noise import settings

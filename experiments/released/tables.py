@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpoptax.training.run.figures import COLORS, label
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from experiments.released.decomposition import Record, comparisons
 from experiments.released.noise import Setting, measure
 from experiments.released.problems import PROBLEMS

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from experiments.released.tuning import METHODS, SCHEDULES, Run, best_rate
 from experiments.spreads import mean_and_deviation, mean_and_interval, paired_difference
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpoptax.training.bars import Bar
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from experiments.released import rules
 from experiments.released.decomposition import calibrate
 from experiments.released.linear_model import Data, Training, load
@@ -98,7 +98,7 @@ def tune(problem: Problem, data_dir: Path, output: Path, *, seeds: int = 5) -> l
     for epsilon in Bar(planned, unit="ε", disable=not planned):
         assert data is not None
         new = _tune(problem, data, epsilon, seeds)
-        versions = records.versions()
+        versions = files.versions()
         append_lines(output, ({**run._asdict(), "versions": versions} for run in new))
         found += new
     return found

@@ -13,7 +13,7 @@ from scipy import optimize
 from dpoptax import accounting
 from dpoptax._pricing.selection import NumberOfTrials
 from dpoptax.accounting import selection
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 
 EPSILON, DELTA, GOOD = 3.0, 1e-5, 0.1
 HEADER = ("chance", "number of trials", "mean", "σ of a trial / σ of one run", "ε of a trial")
@@ -25,7 +25,7 @@ def table(*, chances: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)) -> str:
     Args:
         chances: Probabilities to try a setting in the best tenth.
     """
-    return records.markdown_table(HEADER, list(_rows(chances)))
+    return files.markdown_table(HEADER, list(_rows(chances)))
 
 
 def chance(mean: float, distribution: str) -> float:

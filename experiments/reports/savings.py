@@ -7,7 +7,7 @@ from tqdm import tqdm
 from dpoptax import PrivacyPlan, accounting, sampling
 from dpoptax._pricing.events import GroupDpEvent
 from dpoptax.accounting import Guarantee, selection
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 
 SETTINGS = (
     (1_438, 256, 15, 3.0, 1e-5),
@@ -37,7 +37,7 @@ def table(*, rows: int = len(SETTINGS)) -> str:
         rows: Number of settings.
     """
     chosen = tqdm(SETTINGS[:rows], unit="setting", leave=False)
-    return records.markdown_table(HEADER, [tuple(_row(*setting)) for setting in chosen])
+    return files.markdown_table(HEADER, [tuple(_row(*setting)) for setting in chosen])
 
 
 def _row(size: int, batch: int, steps: int, epsilon: float, delta: float) -> Iterator[str]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from dpoptax import accounting
 from dpoptax._pricing.events import GroupDpEvent
 from dpoptax.accounting import Guarantee
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.run.figures import COLORS
 
 SETTINGS = (
@@ -63,7 +63,7 @@ def table(*, rows: int = len(SETTINGS), figure: Path | None = None) -> str:
             lines.append((*(("",) * len(told) if i else told), way, *noises))
     if figure is not None:
         plot(found, figure)
-    return records.markdown_table(HEADER, lines)
+    return files.markdown_table(HEADER, lines)
 
 
 def _noises(

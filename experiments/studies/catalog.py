@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dpoptax.training.bars import Bar
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from experiments.studies import (
     filters,
     geodp_errors,
@@ -124,14 +124,14 @@ def run_studies(
                 f"`data_dir` must be given for the study {name}, which trains on "
                 f"{STUDIES[name].dataset}. Pass --data-dir, the directory with its published files."
             )
-    records.check_count("seeds", seeds)
+    files.check_count("seeds", seeds)
     workdir.mkdir(parents=True, exist_ok=True)
     found = {}
     for name in Bar(names, unit="study", disable=not progress):
         study = STUDIES[name]
         rows = study.rows(seeds) if study.dataset is None else study.rows(seeds, data_dir)
         found[name] = study.findings(rows)
-        lines = (json.dumps(records.plain(row), ensure_ascii=False) + "\n" for row in rows)
+        lines = (json.dumps(files.plain(row), ensure_ascii=False) + "\n" for row in rows)
         (workdir / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
         text = f"# {study.title}\n\n{study.source}.\n\n{findings_table(found[name])}\n"
         (workdir / f"{name}.md").write_text(text, encoding="utf-8")
@@ -140,4 +140,4 @@ def run_studies(
 
 def findings_table(findings: Findings) -> str:
     """Returns the findings as a Markdown table."""
-    return records.markdown_table(("claim", "here", "holds"), findings)
+    return files.markdown_table(("claim", "here", "holds"), findings)

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 from dpoptax.accounting import Guarantee, calibrate
 from dpoptax.columns import release_counts
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from experiments.run_once import record_once
 from experiments.spreads import mean_and_deviation
 from experiments.text.arms import Problems, train_arm
@@ -189,5 +189,5 @@ def _table(
     return (
         f"{len(parts.private.head.owners):,} private texts; {len(parts.public):,} public ones; "
         f"{len(parts.test):,} others for tests; δ = 1e-5; {seeds} seeds. Test accuracy in percent, "
-        f"mean ± standard deviation.\n\n{records.markdown_table(header, body)}\n"
+        f"mean ± standard deviation.\n\n{files.markdown_table(header, body)}\n"
     )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import tyro
 
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from experiments.models.language import BertEncoder
 from experiments.models.transformer import Lora
 from experiments.run_once import record_once
@@ -144,7 +144,7 @@ def _table(given: TextArguments, rows: list[dict[str, Any]]) -> str:
     for arm in given.arms:
         cells = [mean_and_deviation(x.values(), 1) for x in _by_epsilon(given, rows, arm)]
         body.append((ARMS[arm].title, *cells))
-    return records.markdown_table(_header(given), body)
+    return files.markdown_table(_header(given), body)
 
 
 def _differences(given: TextArguments, rows: list[dict[str, Any]]) -> str:
@@ -156,7 +156,7 @@ def _differences(given: TextArguments, rows: list[dict[str, Any]]) -> str:
         pairs = zip(*(_by_epsilon(given, rows, name) for name in (arm, "head")), strict=True)
         cells = [mean_and_interval(*paired_difference(*pair)) for pair in pairs]
         body.append((f"{ARMS[arm].title}, minus {ARMS['head'].title}", *cells))
-    return records.markdown_table(_header(given), body) if body else ""
+    return files.markdown_table(_header(given), body) if body else ""
 
 
 def _by_epsilon(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from experiments.run_once import read_lines, record_once
 from experiments.text.arms import Chosen, Problems, train_arm
 
@@ -61,7 +61,7 @@ def tune(
         rows.append(
             (arm, "not private" if epsilon is None else f"{epsilon:g}", told, f"{mean:.1f}")
         )
-    return records.markdown_table(("arm", "ε", "best settings", "held-out accuracy"), rows)
+    return files.markdown_table(("arm", "ε", "best settings", "held-out accuracy"), rows)
 
 
 def _trial(

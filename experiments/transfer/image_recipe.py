@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import tyro
 
-from dpoptax.training.run.records import markdown_table
+from dpoptax.training.run.files import markdown_table
 from experiments.data.network_features import (
     NetworkFeatures,
     PooledFeatures,

@@ -344,7 +344,7 @@ def test_comparison_resumes_and_trains_only_new_runs(tmp_path, monkeypatch):
     assert len(trained) == 3
     assert compared(0.3) == ["Non-private"]
     assert not trained
-    monkeypatch.setattr("dpoptax.training.run.records.source_sha256", lambda: "of other code")
+    monkeypatch.setattr("dpoptax.training.run.files.source_sha256", lambda: "of other code")
     assert compared(0.3) == ["Non-private"]
     assert len(trained) == 3
 

@@ -43,7 +43,7 @@ def test_command_line_starts_without_slow_imports():
     code = (
         "import sys\nfrom experiments.command_line import main\n"
         "try:\n    main(['study', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "slow = {'matplotlib', 'experiments.studies', 'dpoptax.training.loop'}\n"
+        "slow = {'matplotlib', 'experiments.studies', 'dpoptax.training.train_config'}\n"
         "assert not slow & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ from scipy import signal
 from dpoptax import filters
 from dpoptax.filters import spectrum
 from dpoptax.training import ConfigError
-from dpoptax.training.run.records import params_sha256
+from dpoptax.training.run.files import params_sha256
 from dpoptax.training.run.run_task import run_task
 from dpoptax.training.run.seeds import key_of
 from experiments import recording

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpoptax.training import load_config, loop
+from dpoptax.training import load_config, train_config
 from dpoptax.training.cli.main import main
 from dpoptax.training.run import seeds
 from dpoptax.training.run.program import RunProgram
@@ -41,7 +41,7 @@ class _PlannedError(Exception):
 def _plan(config, workdir, **options):
     """Runs everything before the first step."""
     task = config.task()
-    if (seed := loop.seed_of(config)) is not None:
+    if (seed := train_config.seed_of(config)) is not None:
         seeds.key_of(seed, "threefry")
     program = RunProgram(task)
     jax.eval_shape(program.chain().init, task.params)
@@ -56,7 +56,7 @@ def _run(*arguments):
         contextlib.redirect_stdout(io.StringIO()),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(loop, "train_and_evaluate", _plan)
+        patch.setattr(train_config, "train_and_evaluate", _plan)
         try:
             code = main(arguments)
         except SystemExit as stop:

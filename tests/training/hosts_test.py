@@ -22,9 +22,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 import dpoptax
+from dpoptax.runs import sampled_rows
 from dpoptax.training import fit, hosts, load_params
 from dpoptax.training.cli.main import main
-from dpoptax.training.data import load_digits, streaming
+from dpoptax.training.data import load_digits
 
 pytestmark = pytest.mark.slow
 
@@ -305,7 +306,7 @@ def _reads(log, process, *, compared):
         found = [int(line) for line in lines]
     for place in range(load_digits().train_size if compared else 0):
         found.remove(place)
-    for place in streaming.spread(load_digits().train_size):
+    for place in sampled_rows(load_digits().train_size):
         for _ in range(2):
             found.remove(place)
     return found

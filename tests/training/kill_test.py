@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import dpoptax
-from dpoptax.training import loop
+from dpoptax.training import train_config
 from dpoptax.training.run import checkpoints, training_loop
 from tests import runs
 
@@ -37,7 +37,7 @@ def _train(steps, small, workdir):
         advance(self, drawn)
 
     training_loop.TrainingLoop.advance = logged
-    loop.train_and_evaluate(CONFIG.replace(steps=steps), workdir, progress=False)
+    train_config.train_and_evaluate(CONFIG.replace(steps=steps), workdir, progress=False)
 
 
 def _start(context, *run):

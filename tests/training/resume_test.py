@@ -16,10 +16,10 @@ import pytest
 
 from dpoptax._rounding.block_sums import WholeBatch, tau
 from dpoptax.runs import OtherRunError, key_of_words
-from dpoptax.training import ConfigError, cache_folder, loop
+from dpoptax.training import ConfigError, cache_folder, train_config
 from dpoptax.training.cli.main import main
 from dpoptax.training.run import checkpoints as checkpoints_module
-from dpoptax.training.run import figures, records, resume
+from dpoptax.training.run import figures, files, resume
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.training_loop import TrainingLoop
@@ -50,7 +50,7 @@ def run(workdir, stop_before=None, **changes):
             patch.setattr(TrainingLoop, "advance", limited)
         options = {name: changes.pop(name) for name in {"generator", "mesh"} & changes.keys()}
         config = CONFIG.replace(**changes)
-        return loop.train_and_evaluate(config, workdir, progress=False, **options)
+        return train_config.train_and_evaluate(config, workdir, progress=False, **options)
 
 
 def remove_checkpoints(workdir, *steps):
@@ -208,7 +208,7 @@ def test_run_without_seed_resumes_with_its_drawn_key(tmp_path):
     assert (summary["steps"], summary["assumed_secret"]) == (6, [])
     assert "seed" not in summary["config"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.seeds, "key_of", lambda *_: key_of_words(np.uint32(key)))
+        patch.setattr(train_config.seeds, "key_of", lambda *_: key_of_words(np.uint32(key)))
         run(tmp_path / "again", seed=0)
     assert outcome(tmp_path) == outcome(tmp_path / "again")
 
@@ -282,8 +282,8 @@ def _damage(path, kind="truncated"):
 
 def _files(folder):
     """Returns the files of the checkpoint of step 6."""
-    files = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return [file for file in files if file.parts[0] in ("6", "6.json")]
+    every = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [file for file in every if file.parts[0] in ("6", "6.json")]
 
 
 @pytest.fixture(scope="module")
@@ -309,10 +309,10 @@ def test_reports_damage_to_any_file_of_a_checkpoint(damage, begun, fewest, reque
     workdir, like = request.getfixturevalue(begun)[1], _state_like()
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         want = checkpoints.restore(like)
-    files = _files(workdir / "checkpoints")
-    assert len(files) >= fewest
+    paths = _files(workdir / "checkpoints")
+    assert len(paths) >= fewest
     reported = 0
-    for number, file in enumerate(files):
+    for number, file in enumerate(paths):
         copy = tmp_path / str(number) / "checkpoints"
         shutil.copytree(workdir / "checkpoints", copy)
         _damage(copy / file, damage)
@@ -421,7 +421,7 @@ def test_no_checkpoint_is_removed_before_two_newer_ones_are_on_the_disk(tmp_path
     with Checkpoints(folder) as checkpoints:
         for step in range(6):
             checkpoints.save(step, {"w": jax.numpy.zeros(2)}, {})
-        checkpoints.finish()
+        checkpoints.wait_until_saved()
         assert checkpoints.steps() == [5, 4, 3]
     assert on_disk == list("012345")
 
@@ -471,7 +471,7 @@ def test_never_restarts_without_checkpoints_of_earlier_run(stopped, capsys, tmp_
 
 @pytest.mark.slow
 def test_failed_write_reports_step_to_resume_from(tmp_path, undisturbed, monkeypatch):
-    write = records.write_json
+    write = files.write_json
 
     def full(path, *args, **kwargs):
         if path.name == "4.json":
@@ -479,7 +479,7 @@ def test_failed_write_reports_step_to_resume_from(tmp_path, undisturbed, monkeyp
         write(path, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, "write_json", full)
+        patch.setattr(files, "write_json", full)
         with pytest.raises(CheckpointError, match=r"No space left.*continues from step 2"):
             run(tmp_path)
     run(tmp_path)
@@ -529,14 +529,14 @@ def test_checkpoint_folder_is_made_private_or_refused(tmp_path, monkeypatch):
 
 def test_workdir_stays_locked_until_all_files_are_written(undisturbed, monkeypatch):
     """The workdir stays locked until all files are written, so summary and parameters match."""
-    write, workdir = loop.save_params, undisturbed[1]
+    write, workdir = train_config.save_params, undisturbed[1]
 
     def meanwhile(*args):
         with pytest.raises(CheckpointError, match="in use by another process"):
             Checkpoints(workdir / "checkpoints")
         return write(*args)
 
-    monkeypatch.setattr(loop, "save_params", meanwhile)
+    monkeypatch.setattr(train_config, "save_params", meanwhile)
     assert run(workdir)["steps"] == 6
 
 

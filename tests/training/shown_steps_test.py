@@ -14,7 +14,7 @@ import pytest
 
 import dpoptax
 from dpoptax._support import digests
-from dpoptax.runs import array_digest, digest_of, traced
+from dpoptax.runs import digest_of, traced
 from dpoptax.training import fit
 from dpoptax.training.run.training_loop import TrainingLoop
 from dpoptax.users import UserTable
@@ -236,12 +236,12 @@ class TestDigests:
     def test_digest_of_array_covers_each_value(self, monkeypatch):
         monkeypatch.setattr(digests, "_PART", 64)
         values = np.arange(1000, dtype=np.float32).reshape(100, 10)
-        whole = array_digest(values)
-        assert array_digest(jnp.asarray(values)) == whole
-        assert array_digest(np.asfortranarray(values)) == whole
+        whole = digests.array_digest(values)
+        assert digests.array_digest(jnp.asarray(values)) == whole
+        assert digests.array_digest(np.asfortranarray(values)) == whole
         others = [values.reshape(10, 100), values.astype(np.float64), values[:-1]]
         others += [changed(values, place) for place in ((0, 1), (57, 3), (99, 9))]
-        assert len({array_digest(each) for each in others} | {whole}) == 7
+        assert len({digests.array_digest(each) for each in others} | {whole}) == 7
 
     def test_digest_of_program_covers_nested_constants(self):
         def program(values, rate=0.1):

@@ -19,7 +19,7 @@ import pytest
 from dpoptax import PrivacyPlan
 from dpoptax.accounting import selection
 from dpoptax.matrix import BandedToeplitz, CyclicPoissonSampler
-from dpoptax.runs import OtherRunError, words_of
+from dpoptax.runs import OtherRunError, epsilon_text, words_of
 from dpoptax.training import (
     Comparison,
     ConfigError,
@@ -33,7 +33,7 @@ from dpoptax.training import (
 from dpoptax.training.classifier import MLP
 from dpoptax.training.cli.main import main
 from dpoptax.training.data import load_digits
-from dpoptax.training.run import checkpoints, records
+from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.price import Price, Sweep
@@ -128,7 +128,7 @@ def test_result_has_a_statement_of_the_whole_sweep(finished):
     assert summary["epsilon_of_one_trial"] == results.price.of_one_trial < summary["epsilon"]
     assert "epsilon" not in summary["config"]
     text = (workdir / "best" / "statement.txt").read_text("utf-8")
-    assert f"({records.epsilon_text(summary['epsilon'])[:3]}" in text
+    assert f"({epsilon_text(summary['epsilon'])[:3]}" in text
     model = (workdir / "best" / "params.msgpack").read_bytes()
     assert f"params.msgpack, SHA-256 of the file: {hashlib.sha256(model).hexdigest()}" in text
     assert "the best of a fixed number of trials, which the numbers include" in text

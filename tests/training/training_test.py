@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 from dpoptax import accounting, sampling
+from dpoptax.runs import delta_text, epsilon_text
 from dpoptax.training import bars as training_bars
 from dpoptax.training import classification, config_of, load_params, train_and_evaluate
 from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.loop import seed_of, summarize
 from dpoptax.training.run import figures, seeds, step, training_loop
 from dpoptax.training.run.figures import scientific
-from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
+from dpoptax.training.run.files import params_sha256, to_json
 from dpoptax.training.run.run_task import run_task
+from dpoptax.training.train_config import seed_of, summarize
 from experiments.config import ExperimentConfig
 from experiments.methods import Doppler, NonPrivate
 

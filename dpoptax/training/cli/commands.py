@@ -9,6 +9,7 @@ from typing import Any
 import tyro
 
 import dpoptax
+from dpoptax.runs import delta_text, epsilon_text
 from dpoptax.training import hosts, named_configs
 from dpoptax.training.cli.options import (
     AuditOptions,
@@ -24,14 +25,13 @@ from dpoptax.training.cli.options import (
 )
 from dpoptax.training.config import Config, load_config
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
 from dpoptax.training.run.announcer import Announcer, say
 
 # Each command imports its own modules, so that it starts quickly.
 
 
 def _train(arguments: list[str]) -> int:
-    from dpoptax.training.loop import seed_of, train_and_evaluate
+    from dpoptax.training.train_config import seed_of, train_and_evaluate
 
     path, config = _config_of("train", arguments)
     config, given = parse(
@@ -56,8 +56,8 @@ def _train(arguments: list[str]) -> int:
         )
     spent = "without a proven guarantee" if summary["unproven"] else "not private"
     if summary["private"]:
-        epsilon = records.epsilon_text(summary["epsilon"])
-        spent = f"({epsilon}, {records.delta_text(summary['delta'])})-differentially private"
+        epsilon = epsilon_text(summary["epsilon"])
+        spent = f"({epsilon}, {delta_text(summary['delta'])})-differentially private"
         spent += " for each user" * (summary["unit"] == "user")
         if summary["assumed_secret"]:
             spent += " if the seed stays secret and no other run uses it"

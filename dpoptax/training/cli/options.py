@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 import dpoptax
+from dpoptax.runs import Generator
 from dpoptax.training.config import Config, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.search.comparison import Comparison
 from dpoptax.training.search.price import Sweep
 
@@ -27,7 +28,7 @@ class TrainOptions:
     checkpoints/. The same command resumes an interrupted run."""
     parallel: Literal["none", "devices", "hosts"] = "none"
     """Devices that share each batch: one device, all of this process, or all of several hosts."""
-    generator: Literal["threefry", "chacha20"] | None = None
+    generator: Generator | None = None
     """Generator of the noise: threefry (the default of a new run), or chacha20 with batches drawn
     by SHAKE-256. With chacha20, the guarantee holds against adversaries who cannot break these
     ciphers."""
@@ -120,7 +121,7 @@ class PriceArguments:
         return dpoptax.PrivacyPlan(sampler=samplers[given.pop("sampling")], **given)
 
     def _number_of_steps(self) -> int:
-        records.check_count("batch_size", self.batch_size)
+        files.check_count("batch_size", self.batch_size)
         if self.steps is not None and self.epochs is None:
             return self.steps
         if self.epochs is None or self.steps is not None:

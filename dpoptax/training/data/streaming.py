@@ -10,14 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpoptax.runs import LARGEST_NUMBER, sampled_rows
 from dpoptax.training.data.rows import check_numbers, read_rows
 
-# Number of records that identify a streamed source.
-_COMPARED = 64
 # Memory-mapped sources up to this number of bytes are checked completely.
 _CHECKED_BYTES = 2**28
-# The working range of clipped sums (docs/developers/bound.md).
-_LARGEST_NUMBER = 2.0**40
 
 
 Source = Any
@@ -75,11 +72,6 @@ def _gathered(column: jax.Array, indices: np.ndarray) -> jax.Array:
     return column[indices]
 
 
-def spread(size: int) -> np.ndarray:
-    """Returns evenly spaced indices below `size`, including the first and the last."""
-    return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
-
-
 def count_not_finite(source: Source) -> tuple[int, int]:
     """Counts records that are not finite in float32, and refuses larger numbers than 2⁴⁰.
 
@@ -100,7 +92,7 @@ def count_not_finite(source: Source) -> tuple[int, int]:
     ):
         records = source
     else:
-        records = read(source, spread(source_size(source)))
+        records = read(source, sampled_rows(source_size(source)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(records):
         check_numbers(path, leaf)
     paths_and_leaves = jax.tree_util.tree_leaves_with_path(records)
@@ -120,7 +112,7 @@ def _check_range(column: str, values: np.ndarray) -> np.ndarray:
         least, most = values.min(axis=1, initial=0), values.max(axis=1, initial=0)
     largest = np.maximum(np.float64(most), -np.float64(least))
     finite: np.ndarray = largest <= np.finfo(np.float32).max
-    if np.any(finite & (largest >= _LARGEST_NUMBER)):
+    if np.any(finite & (largest >= LARGEST_NUMBER)):
         raise ValueError(
             f"The column {column or 'of the data'} must have numbers below 2⁴⁰ ≈ 1.1e12. Gradients "
             "of larger numbers are outside of the working range of the clip, so these examples "

@@ -1,8 +1,8 @@
 """Saves and restores atomic checkpoints of a run.
 
-A checkpoint contains parameters, optimizer state with ledger and noise key, the sampler with its
-seed, and the identity of the run. Anyone with it can subtract the noise, so only the owner can read
-the directory. It appears under its name when it is complete.
+A checkpoint contains parameters, optimizer state with ledger and noise key, the key that was given
+to the run or drawn, and the identity of the run. Anyone with it can subtract the noise, so only the
+owner can read the directory. It appears under its name when it is complete.
 
 Small arrays are stored as text in the JSON record, STEP.json: orbax would take ten times as long,
 and a second to import. It stores other arrays, and those of several hosts, in the folder STEP.
@@ -33,8 +33,8 @@ import numpy as np
 from dpoptax.runs import differing
 from dpoptax.training import cache_folder, hosts
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
-from dpoptax.training.run.inputs import copied
+from dpoptax.training.run import files
+from dpoptax.training.run.arguments import copied
 
 FORMAT = 9
 
@@ -150,7 +150,7 @@ class Checkpoints:
             CheckpointError: This checkpoint, or with `wait=False` the previous one, could not be
                 written.
         """
-        self.finish()  # the previous one must be on the disk before an older one is removed
+        self.wait_until_saved()  # it must be on the disk before an older one is removed
         arrays = _arrays(state)
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
         with self._clear_errors():
@@ -159,12 +159,12 @@ class Checkpoints:
             else:
                 self._save_folder(step, whole, arrays)
         if wait:
-            self.finish()
+            self.wait_until_saved()
 
     def _save_file(self, step: int, record: dict[str, Any]) -> None:
         """Writes a checkpoint with small arrays through to the disk."""
         path = self.directory / f"{step}.json"
-        records.write_json(path, _with_digest(record), secret=True)
+        files.write_json(path, _with_digest(record), secret=True)
         _write_through([path, self.directory])
         for _, old in sorted(self._files().items())[:-_KEPT]:
             old.unlink()
@@ -186,7 +186,7 @@ class Checkpoints:
         """Returns whether a checkpoint is being written."""
         return self._unfinished is not None and bool(self._manager.is_saving_in_progress())
 
-    def finish(self) -> None:
+    def wait_until_saved(self) -> None:
         """Waits until the last checkpoint is complete, also after a failure of power.
 
         Raises:
@@ -369,8 +369,8 @@ def _texts(arrays: dict[str, jax.Array]) -> dict[str, str]:
 
 def _with_digest(record: dict[str, Any]) -> dict[str, Any]:
     """Returns the JSON values of a record, with the SHA-256 of their text."""
-    values = records.plain(record)
-    return {**values, "digest": hashlib.sha256(records.to_json(values).encode()).hexdigest()}
+    values = files.plain(record)
+    return {**values, "digest": hashlib.sha256(files.to_json(values).encode()).hexdigest()}
 
 
 def _from_text(text: str, like: jax.Array) -> jax.Array:

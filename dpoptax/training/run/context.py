@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import jax
 
-from dpoptax.training.run import records, resume
+from dpoptax.training.run import files, resume
 from dpoptax.training.run.announcer import Announcer
 from dpoptax.training.run.checkpoints import Checkpoints
 
@@ -25,27 +25,23 @@ class Context:
     Attributes:
         phases: Announces slow phases.
         checkpoints: The checkpoints, or None if nothing is saved.
-        begun: The record of the run in the folder, or None for a new run.
+        run_record: The record of the run in the folder, or None for a new run.
         observe: Called with each record.
         progress: Whether to show a progress bar.
         earlier: The records in metrics.jsonl that earlier starts have shown, by step.
     """
 
     phases: Announcer
-    checkpoints: Checkpoints | None = None
-    begun: Record | None = None
-    observe: Callable[[Record], object] = lambda record: None
-    progress: bool = False
-    earlier: Mapping[int, Record] = dataclasses.field(default_factory=dict)
+    checkpoints: Checkpoints | None
+    run_record: Record | None
+    observe: Callable[[Record], object]
+    progress: bool
+    earlier: Mapping[int, Record]
 
 
 @contextlib.contextmanager
 def open_context(
-    workdir: Path | None,
-    phases: Announcer,
-    *,
-    log: Log = None,
-    progress: bool = False,
+    workdir: Path | None, phases: Announcer, *, log: Log, progress: bool
 ) -> Iterator[Context]:
     """Opens the folder and the logs of a run.
 
@@ -59,13 +55,13 @@ def open_context(
         TypeError: `log` has another type.
         CheckpointError: The folder cannot be used.
     """
-    checkpoints, begun, earlier = None, None, dict[int, Record]()
+    checkpoints, run_record, earlier = None, None, dict[int, Record]()
     sinks: list[Callable[[Record], object]] = []
     with contextlib.ExitStack() as stack:
         if workdir is not None:
             checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints"))
             with phases("waiting for a checkpoint"):
-                begun = resume.begun(checkpoints, workdir)
+                run_record = resume.read_record(checkpoints, workdir)
             metrics = workdir / resume.METRICS
             earlier = resume.shown_records(metrics)
             sinks.append(_file_sink(metrics, earlier, stack))
@@ -83,7 +79,7 @@ def open_context(
             for sink in sinks if jax.process_index() == 0 else ():
                 sink(dict(record))
 
-        yield Context(phases, checkpoints, begun, observe, progress, earlier)
+        yield Context(phases, checkpoints, run_record, observe, progress, earlier)
 
 
 def _file_sink(
@@ -100,9 +96,9 @@ def _file_sink(
         if record["step"] in known:
             return
         if file is None:  # a killed run may have left a part of a line
-            begun = "".join(records.to_json(each) + "\n" for each in known.values())
-            records.write_text(path, begun)
+            text = "".join(files.to_json(each) + "\n" for each in known.values())
+            files.write_text(path, text)
             file = stack.enter_context(path.open("a", encoding="utf-8", buffering=1))
-        file.write(records.to_json(record) + "\n")
+        file.write(files.to_json(record) + "\n")
 
     return write

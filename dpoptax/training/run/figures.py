@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpoptax.training.run.records import delta_text, epsilon_text
+from dpoptax.runs import delta_text, epsilon_text
 
 # Okabe and Ito's colors, distinct with every kind of color vision and in print.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")

@@ -24,7 +24,7 @@ from dpoptax.runs import (
     noise_of,
     noise_stage,
     read_batch,
-    sampler_of,
+    sampler_of_run,
     seeded,
     settings,
     traced,
@@ -33,7 +33,7 @@ from dpoptax.runs import (
 )
 from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
-from dpoptax.training.run import inputs, records, seeds
+from dpoptax.training.run import arguments, files, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.step import (
     Step,
@@ -68,8 +68,8 @@ class RunProgram:
         """Whether the loss takes a key."""
         task = self.task
         if task.grad_fn is not None:
-            return "key" in inputs.required("grad_fn", task.grad_fn)
-        return len(inputs.required("loss_fn", task.loss_fn)) > 2
+            return "key" in arguments.required("grad_fn", task.grad_fn)
+        return len(arguments.required("loss_fn", task.loss_fn)) > 2
 
     def noise(self) -> optax.GradientTransformation | None:
         """Returns the noise stage, or None without noise."""
@@ -86,7 +86,7 @@ class RunProgram:
     def first_state(self, params: Any, key: jax.Array | None = None) -> Any:
         """Returns the initial state of the chain on the devices, or of that of another key."""
         program = self if key is None else dataclasses.replace(self, key=key)
-        return inputs.on_devices("optimizer", program.chain().init(params), self.mesh)
+        return arguments.on_devices("optimizer", program.chain().init(params), self.mesh)
 
     def step(self) -> Step:
         """Returns the training step."""
@@ -99,7 +99,7 @@ class RunProgram:
         plan = self.task.plan
         if isinstance(plan, PlainPlan):
             return seeded(plan.sampler, self.key)
-        return sampler_of(plan, opt_state)
+        return sampler_of_run(plan, opt_state)
 
     def feed(self, opt_state: Any) -> Callable[[int], Inputs]:
         """Returns the inputs of the steps of the run with this optimizer state."""
@@ -119,7 +119,7 @@ class RunProgram:
     def shown(self, params: Any, opt_state: Any) -> tuple[Any, ...]:
         """Returns the arguments of `evaluate`."""
         evaluate = self.task.evaluate
-        if evaluate is not None and len(inputs.required("evaluate", evaluate)) > 1:
+        if evaluate is not None and len(arguments.required("evaluate", evaluate)) > 1:
             return params, opt_state[-1]  # not the noise, with its key
         return (averaged(params, opt_state),)
 
@@ -130,7 +130,7 @@ class RunProgram:
         if found is not None and not isinstance(found, Mapping):
             raise TypeError(f"`evaluate` must return a mapping of metrics or None, got {found!r}.")
         found = {str(name): np.asarray(value).tolist() for name, value in (found or {}).items()}
-        if taken := found.keys() & records.FIELDS:
+        if taken := found.keys() & files.FIELDS:
             raise ValueError(
                 f"`evaluate` must not return {sorted(taken)}, which are fields of every record. "
                 "Rename these metrics."

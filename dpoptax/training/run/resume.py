@@ -10,20 +10,17 @@ import jax
 from jax.sharding import Mesh
 
 import dpoptax
-from dpoptax.runs import OtherRunError, RunIdentity, differing
+from dpoptax.runs import FLOAT_TOTALS, OtherRunError, RunIdentity, differing
 from dpoptax.sampling import Sampler
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 
 METRICS = "metrics.jsonl"
 """Name of the file with a line for each evaluation of a run."""
 
-# Up to this number of devices, the margin for rounding is the same (docs/developers/bound.md).
-_FEW = 8
 
-
-def begun(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
+def read_record(checkpoints: Checkpoints, workdir: Path) -> dict[str, Any] | None:
     """Returns the record of the run in a folder, or None for an empty folder.
 
     Raises:
@@ -43,8 +40,8 @@ def check_continues(
     identity: RunIdentity, record: Mapping[str, Any], workdir: Path, *, part: bool = False
 ) -> None:
     """Raises if an identity, or a part of it, is not that of the run in a folder."""
-    begun = f"the first {record['step']:,} steps of the run in {workdir}"
-    identity.check_continues(record["identity"], begun, part=part)
+    described_as = f"the first {record['step']:,} steps of the run in {workdir}"
+    identity.check_continues(record["identity"], described_as, part=part)
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
@@ -77,10 +74,10 @@ def rounding(sampler: Sampler, mesh: Mesh | None, *, exact: bool) -> dict[str, A
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     return {
         "rows": rows,
-        "devices": shards if exact else max(shards, _FEW),
+        "devices": shards if exact else max(shards, FLOAT_TOTALS),
         **({"hosts": jax.process_count()} if exact else {}),
         "kind of device": device.device_kind,
-        **records.versions(),
+        **files.versions(),
     }
 
 
@@ -108,7 +105,7 @@ def check_restored(
         shown: The last step whose metrics an earlier start has shown.
         exact: Whether the guarantee holds for every bit, so that rounding must not change.
     """
-    step, begun = record["step"], record["identity"]
+    step, stored = record["step"], record["identity"]
     found = [ledger.releases for ledger in dpoptax.ledgers(opt_state)]
     if any(releases != step for releases in found):
         raise ConfigError(
@@ -124,12 +121,12 @@ def check_restored(
         )
     if shown > step:
         identity.check_rounding(
-            begun,
+            stored,
             f"after its metrics were shown. Step {shown} was shown, the last checkpoint is of step "
             f"{step}.",
         )
     if exact:
-        identity.check_rounding(begun, "with fixed_point=True.")
+        identity.check_rounding(stored, "with fixed_point=True.")
     if max(step, steps) < shown:  # the stated ε would not cover all released steps
         raise OtherRunError(
             f"`steps` must be at least {shown}, the last step whose metrics the run has shown, got "

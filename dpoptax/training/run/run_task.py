@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 import dpoptax
 from dpoptax.accounting import Guarantee
 from dpoptax.runs import (
+    Generator,
     OtherRunError,
     RunIdentity,
     generator_of,
@@ -18,15 +19,13 @@ from dpoptax.runs import (
     settings,
     shared_key,
 )
-from dpoptax.training.run import inputs, records
+from dpoptax.training.run import arguments, files
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.context import Log, Record, open_context
 from dpoptax.training.run.program import RunProgram, noise_values
 from dpoptax.training.run.resume import check_continues
 from dpoptax.training.run.training_loop import State, TrainingLoop
 from dpoptax.training.task import PlainPlan, Task
-
-Generator = Literal["threefry", "chacha20"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,45 +65,45 @@ def run_task(
     log: Log = None,
     workdir: str | Path | None = None,
     progress: bool = True,
-    finish: Callable[[FitResult, bool], object] = lambda result, given: None,
+    on_result: Callable[[FitResult, bool], object] = lambda result, key_was_given: None,
 ) -> FitResult:
     """Trains a task; see `fit`.
 
-    `finish` gets the result, and whether this or an earlier start was given the noise key. It may
-    write further files while the folder is locked.
+    `on_result` gets the result, and whether this or an earlier start was given the noise key. It
+    may write further files while the folder is locked.
     """
     _check_arguments(task, mesh)
-    mesh = inputs.automatic(mesh)
+    mesh = arguments.automatic(mesh)
     progress = progress and jax.process_index() == 0
     phases = Announcer(say if progress else None)
     with phases("loading data"):
-        data = inputs.checked_data(task.data, task.plan, task.users, mesh)
+        data = arguments.checked_data(task.data, task.plan, task.users, mesh)
     with phases("computing noise and ε"):
         steps = task.steps
     workdir = None if workdir is None else Path(workdir)
     with open_context(workdir, phases, log=log, progress=progress) as context:
-        given = key is not None or (context.begun or {}).get("given", False)
-        key = _new_or_continued(task.plan, key, generator, context.begun, workdir)
+        key_was_given = key is not None or (context.run_record or {}).get("given", False)
+        key = _new_or_continued(task.plan, key, generator, context.run_record, workdir)
         with phases("initializing parameters and optimizer"):
             placed = {
-                name: inputs.on_devices(name, getattr(task, name), mesh)
+                name: arguments.on_devices(name, getattr(task, name), mesh)
                 for name in ("frozen", "params")
             }
             program = RunProgram(dataclasses.replace(task, data=data, **placed), mesh, key)
             first = State(0, program.task.params, program.first_state(program.task.params))
             # Only shapes are needed from now on, so a restored state can replace the arrays.
-            shapes = inputs.shapes_of(program.task.params)
+            shapes = arguments.shapes_of(program.task.params)
             program = dataclasses.replace(
                 program, task=dataclasses.replace(program.task, params=shapes)
             )
         del placed
-        loop = TrainingLoop(program, first, context, steps=steps, given=given)
+        loop = TrainingLoop(program, first, context, steps=steps, key_was_given=key_was_given)
         del first
         if loop.state.done > steps:
             _check_spent(task, loop.state)
-        loop.finish()
+        loop.take_remaining_steps()
         result = _make_result(task.plan, loop.state, workdir)
-        finish(result, given)
+        on_result(result, key_was_given)
     return result
 
 
@@ -122,7 +121,7 @@ def _check_spent(task: Task, state: State) -> None:
 
 def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
     """Raises if an argument has the wrong type, or conflicts with another one."""
-    inputs.check_types(task.plan, task.optimizer)
+    arguments.check_types(task.plan, task.optimizer)
     for name, every in {
         "eval_every": task.evaluation_interval,
         "checkpoint_every": task.checkpoint_every,
@@ -130,12 +129,12 @@ def _check_arguments(task: Task, mesh: jax.sharding.Mesh | None) -> None:
         if every < 1:
             raise ValueError(f"`{name}` must be at least 1, got {every}.")
     if task.evaluate is not None:
-        inputs.required("evaluate", task.evaluate)  # raises if it is not a function
+        arguments.required("evaluate", task.evaluate)  # raises if it is not a function
     if task.grad_fn is not None:
-        inputs.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
-        inputs.check_automatic(mesh)
+        arguments.check_unused(loss_fn=task.loss_fn, microbatch_size=task.microbatch_size)
+        arguments.check_automatic(mesh)
     if isinstance(task.plan, PlainPlan):
-        inputs.check_plain(task.plan.noise is None, task.loss_fn, task.grad_fn, task.budget)
+        arguments.check_plain(task.plan.noise is None, task.loss_fn, task.grad_fn, task.budget)
 
 
 def _make_result(
@@ -147,9 +146,9 @@ def _make_result(
         run = plan.continue_run(state.opt_state)
         guarantee = dataclasses.replace(run.guarantee(state.opt_state), drawn=True)
     if workdir is not None and jax.process_index() == 0:
-        (workdir / records.STATEMENT).unlink(missing_ok=True)  # there may be one of another run
+        (workdir / files.STATEMENT).unlink(missing_ok=True)  # there may be one of another run
         if guarantee is not None:
-            records.write_text(workdir / records.STATEMENT, guarantee.statement())
+            files.write_text(workdir / files.STATEMENT, guarantee.statement())
     history = list(state.history)
     return FitResult(state.params, state.opt_state, guarantee, history, plan, state.done)
 
@@ -158,7 +157,7 @@ def _new_or_continued(
     plan: dpoptax.PrivacyPlan | PlainPlan,
     key: jax.Array | None,
     generator: Generator | None,
-    begun: Record | None,
+    run_record: Record | None,
     workdir: Path | None,
 ) -> jax.Array:
     """Returns the noise key: given, new, or of the run to resume.
@@ -166,9 +165,9 @@ def _new_or_continued(
     Raises:
         OtherRunError: The plan, the key or JAX's settings belong to another run.
     """
-    if begun is None:
+    if run_record is None:
         return shared_key(generator or "threefry") if key is None else key
-    kept = key_of_words(np.array(begun["key"], np.uint32))
+    kept = key_of_words(np.array(run_record["key"], np.uint32))
     if key is None and generator not in (None, generator_of(kept)):
         raise OtherRunError(
             f"`generator` must be that of the run in {workdir}, got {generator!r}. Its noise comes "
@@ -176,5 +175,5 @@ def _new_or_continued(
         )
     known = {**settings(), **noise_values(plan, kept if key is None else key)}
     assert workdir is not None
-    check_continues(RunIdentity(known), begun, workdir, part=True)
+    check_continues(RunIdentity(known), run_record, workdir, part=True)
     return kept

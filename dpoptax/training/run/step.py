@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.runs import digest_of, traced
-from dpoptax.training.run.inputs import param_specs
+from dpoptax.training.run.arguments import param_specs
 from dpoptax.training.run.step_inputs import Inputs
 from dpoptax.training.task import Task
 from dpoptax.users import per_user_loss
@@ -193,10 +193,10 @@ def compiled_step(step: Step, args: Any, mesh: jax.sharding.Mesh | None = None) 
     config: Any = jax.config
     if config.jax_disable_jit:  # it does not support lowered programs
         return step
-    traced = _trace(step, args, mesh)
-    lowered = traced.lower()
+    trace = _trace(step, args, mesh)
+    lowered = trace.lower()
     placed = mesh, *(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
-    identity = _identity(traced, lowered, placed)
+    identity = _identity(trace, lowered, placed)
     if identity is None:
         return lowered.compile()
     if identity not in _COMPILED:

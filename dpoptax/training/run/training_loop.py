@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from dpoptax import extend
-from dpoptax.runs import Hidden, RunIdentity, settings, tree_digest, words_of
+from dpoptax.runs import Hidden, RunIdentity, epsilon_text, settings, tree_digest, words_of
 from dpoptax.training.bars import SHORT, Bar
-from dpoptax.training.run import records, resume, seeds
+from dpoptax.training.run import files, resume, seeds
 from dpoptax.training.run.announcer import PATIENCE
+from dpoptax.training.run.arguments import copied
 from dpoptax.training.run.context import Context, Record
-from dpoptax.training.run.inputs import copied
 from dpoptax.training.run.program import RunProgram, bounds
 from dpoptax.training.run.step import compiled_step, on_one_device
 from dpoptax.training.run.step_inputs import Inputs
@@ -57,17 +57,17 @@ class TrainingLoop:
         context: Context,
         *,
         steps: int,
-        given: bool = False,
+        key_was_given: bool,
     ) -> None:
         """Compiles and restores the run. A new run starts at `first` and saves it.
 
-        `steps` is the number within the budget, and `given` whether the noise key was given.
+        `steps` is the number within the budget. `key_was_given` is False for a drawn noise key.
         """
         self.program, self.context, self.state = program, context, first
         self._steps, phases = steps, context.phases
         # Secret values that a resumed run needs.
         words = np.frombuffer(words_of(program.key), np.uint32)
-        self._kept = {"key": words.tolist(), "given": given}
+        self._kept = {"key": words.tolist(), "given": key_was_given}
         self._feed = program.feed(first.opt_state)
         self._waiting: tuple[int, Any] | None = None
         self._identity: RunIdentity | None = None
@@ -103,9 +103,9 @@ class TrainingLoop:
             {**settings(), **program.identity(sampler, args)},
             resume.rounding(sampler, program.mesh, exact=program.task.plan.fixed_point),
         )
-        if (begun := self.context.begun) is not None and self.context.checkpoints is not None:
+        if (record := self.context.run_record) is not None and self.context.checkpoints is not None:
             workdir = self.context.checkpoints.directory.parent
-            resume.check_continues(identity, begun, workdir)
+            resume.check_continues(identity, record, workdir)
         if jax.process_count() > 1:
             identity.check_same_on_hosts(program.task.data, kept=self._kept, steps=self._steps)
         return identity
@@ -124,27 +124,27 @@ class TrainingLoop:
 
     def _restore(self) -> bool:
         """Restores the newest checkpoint, if any, and logs its records again."""
-        checkpoints, begun = self.context.checkpoints, None
+        checkpoints, restored = self.context.checkpoints, None
         if checkpoints is not None:
-            begun = checkpoints.restore((self.state.params, self.state.opt_state))
-        if begun is None:
+            restored = checkpoints.restore((self.state.params, self.state.opt_state))
+        if restored is None:
             return False
-        (params, opt_state), saved = begun
+        (params, opt_state), record = restored
         # If a damaged checkpoint was removed, this one is older than the last shown step.
         assert self._identity is not None
         resume.check_restored(
             self._identity,
-            saved,
+            record,
             opt_state,
             steps=self._steps,
             shown=max(self.context.earlier, default=0) if self.program.task.is_private else 0,
             exact=self.program.task.plan.fixed_point,
         )
         earlier = self.context.earlier.items()
-        history = tuple(entry for step, entry in earlier if step <= saved["step"])
+        history = tuple(entry for step, entry in earlier if step <= record["step"])
         for entry in history:
             self.context.observe(entry)
-        self.state = State(saved["step"], params, opt_state, history)
+        self.state = State(record["step"], params, opt_state, history)
         return True
 
     def _announce(self) -> None:
@@ -154,7 +154,7 @@ class TrainingLoop:
         text = f"continues the run in {folder} after step {self.state.done} of {self.last}"
         self.context.phases.announce(text)
 
-    def finish(self) -> None:
+    def take_remaining_steps(self) -> None:
         """Takes the remaining steps."""
         pace, history = Pace(), self.state.history
         # Before the bar starts its clock: the first evaluation compiles and would count as a step.
@@ -232,7 +232,7 @@ class TrainingLoop:
             if not wait and jax.process_count() == 1 and checkpoints.saving():
                 return False
             with self.context.phases("waiting for a checkpoint"):
-                checkpoints.finish()
+                checkpoints.wait_until_saved()
         (step, params), self._waiting = self._waiting, None
         jax.block_until_ready(params)  # so that `seconds` includes all steps
         with self.context.phases("evaluating"):
@@ -257,12 +257,12 @@ class TrainingLoop:
         bound = self._bounds[until]
         spent = "not private"
         if bound is not None:
-            spent = f"ε ≤ {records.epsilon_text(bound)} to step {until}"
+            spent = f"ε ≤ {epsilon_text(bound)} to step {until}"
         # The most important part comes first, because 80 columns may cut the rest.
         metrics = ", ".join(
             f"{name.removeprefix('test_')}={value:.3f}"
             for name, value in reversed(entry.items())
-            if isinstance(value, float) and name not in records.FIELDS
+            if isinstance(value, float) and name not in files.FIELDS
         )
         return f"{spent}; at {entry['step']}: {metrics}" if metrics else spent
 

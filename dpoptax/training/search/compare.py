@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpoptax.runs import epsilon_text
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Score
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search.comparison import Comparison
 from dpoptax.training.search.results import (
@@ -52,8 +53,8 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
     names = _names(configs, tasks)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
 
-    versions, code = records.versions(), records.source_sha256()
-    made_by = records.to_json({"code": code, **versions})
+    versions, code = files.versions(), files.source_sha256()
+    made_by = files.to_json({"code": code, **versions})
     run = functools.partial(run_trials, comparison.workdir / "runs", made_by=made_by)
     seeds, factors = range(comparison.seeds), sorted(set(comparison.factors))
     tried_on = seeds[: comparison.trial_seeds] if len(factors) > 1 else range(0)
@@ -83,7 +84,7 @@ def compare(configs: Configs, comparison: Comparison, *, progress: bool = True) 
 
     (comparison.workdir / "table.md").write_text(table(results) + "\n", encoding="utf-8")
     comparison_figure.plot_comparison(results, comparison.workdir / "comparison.png")
-    records.write_json(comparison.workdir / "results.json", results)
+    files.write_json(comparison.workdir / "results.json", results)
     return results
 
 
@@ -213,8 +214,8 @@ def table(results: ComparisonResult) -> str:
             found += f" ± {score.text(method.test_score_std)}"
         epsilon = "none proven" if method.unproven else "∞ (not private)"
         if method.epsilon is not None:
-            epsilon = records.epsilon_text(method.epsilon)
+            epsilon = epsilon_text(method.epsilon)
         seconds = f"{method.seconds_per_run:.2f}"
         rows.append((method.name, epsilon, f"{method.learning_rate:g}", found, seconds))
-    lines = records.markdown_table(rows[0], rows[1:])
+    lines = files.markdown_table(rows[0], rows[1:])
     return "\n".join([lines, "", *(f"- {note}" for note in results.notes)])

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Comparison:
     """Number of seeds to try each learning rate on. None: all."""
 
     def __post_init__(self) -> None:
-        records.check_count("seeds", self.seeds)
+        files.check_count("seeds", self.seeds)
         if self.trial_seeds is not None and not 1 <= self.trial_seeds <= self.seeds:
             raise ConfigError(
                 f"`trial_seeds` must be between 1 and seeds={self.seeds}, got {self.trial_seeds}."

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dpoptax
+from dpoptax.runs import delta_text, epsilon_text
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.evaluation import Score
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.task import PlainPlan, Task
 
 # Functions import the accounting, so that help stays fast.
@@ -49,7 +50,7 @@ class Sweep:
         if self.repetitions not in (known := ("fixed", *dpoptax.accounting.selection.SHAPES)):
             raise unknown_name("repetitions", self.repetitions, known)
         if self.trials is not None:
-            records.check_count("trials", self.trials)
+            files.check_count("trials", self.trials)
         elif self.random or self.repetitions != "fixed":
             raise ConfigError(
                 "`trials` must be given for random settings and random repetitions, got None. "
@@ -165,9 +166,9 @@ def notes(sweep: Sweep, cost: Price) -> list[str]:
     if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [
-        f"The result is ({records.epsilon_text(cost.epsilon)}, {records.delta_text(cost.delta)})-"
+        f"The result is ({epsilon_text(cost.epsilon)}, {delta_text(cost.delta)})-"
         "differentially private, including its selection. One trial alone has ε = "
-        f"{records.epsilon_text(cost.of_one_trial)}."
+        f"{epsilon_text(cost.of_one_trial)}."
     ]
     if sweep.repetitions == "fixed":
         said.append(

@@ -19,7 +19,7 @@ from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.parameters import load_params
-from dpoptax.training.run import records
+from dpoptax.training.run import files
 from dpoptax.training.run.announcer import say
 from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.search import settings
@@ -55,19 +55,19 @@ def run_sweep(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True
     with contextlib.ExitStack() as stack:
         let_no_other_in(trials, stack)
         forget_identities()
-        begun = _begun(configs, sweep)
-        ready = prepare(configs, sweep, begun["seed"], progress=progress)
-        priced = {"The noise of each trial": Hidden(records.to_json(ready.price))}
+        record = _sweep_record(configs, sweep)
+        ready = prepare(configs, sweep, record["seed"], progress=progress)
+        priced = {"The noise of each trial": Hidden(files.to_json(ready.price))}
         identity = RunIdentity({**_options(configs, sweep), **_sums(configs, ready), **priced})
         identity.check_continues(
-            begun.setdefault("identity", identity.record()), f"the sweep in {sweep.workdir}"
+            record.setdefault("identity", identity.record()), f"the sweep in {sweep.workdir}"
         )
         # Written after all checks and before the first trial, because a second start must use the
         # same seeds.
         if not (sweep.workdir / "sweep.json").is_file():
-            records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
+            files.write_json(sweep.workdir / "sweep.json", record, secret=True)
         ready = ready._replace(whole=[], held_out=[])  # frees their arrays
-        return _run(begun, sweep, ready, progress=progress)
+        return _run(record, sweep, ready, progress=progress)
 
 
 class Prepared(NamedTuple):
@@ -107,11 +107,11 @@ def dry_run(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True) 
     Raises:
         ConfigError: As for `run_sweep`.
     """
-    begun = _begun(configs, sweep)
-    said = notes(sweep, prepare(configs, sweep, begun["seed"], progress=progress).price)
+    record = _sweep_record(configs, sweep)
+    said = notes(sweep, prepare(configs, sweep, record["seed"], progress=progress).price)
     if sweep.repetitions != "fixed":
         said.append(f"The sweep trains a secret number of trials, {likely_number(sweep)}.")
-    if "identity" not in begun and sweep.repetitions == "fixed" and sweep.trials:
+    if "identity" not in record and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
             "The settings are drawn when the sweep starts. If their costs differ, this price is "
             "for other draws."
@@ -119,16 +119,16 @@ def dry_run(configs: dict[str, Config], sweep: Sweep, *, progress: bool = True) 
     return said
 
 
-def _run(begun: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool) -> SweepResult:
+def _run(record: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool) -> SweepResult:
     """Trains the missing trials and writes the files."""
     settled = [ready.candidates[which] for which in ready.chosen]
     cost, guarantee = ready.price, ready.guarantee
     trials = [
         Trial(
             # The seed of the published parameters must not reveal the number of the trial.
-            with_flags(one.config, seed=_seed(begun["seed"], f"params {index}"), held_out=True),
+            with_flags(one.config, seed=_seed(record["seed"], f"params {index}"), held_out=True),
             use=f"trial {index}",
-            secret=begun["seed"],
+            secret=record["seed"],
         )
         for index, one in enumerate(settled)
     ]
@@ -140,7 +140,7 @@ def _run(begun: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool
     shown = progress and not secret
     with Bar(total=len(trials), unit="trial", desc="sweep", disable=not shown) as bar:
         found = run_trials(directory, trials, bar)
-    scores = _scores(found, cost, begun["seed"])
+    scores = _scores(found, cost, record["seed"])
     rows = [
         TrialResult({"config": one.name, **one.changes}, score, record_path(directory, trial).name)
         for one, trial, score in zip(settled, trials, scores, strict=True)
@@ -155,16 +155,16 @@ def _run(begun: dict[str, Any], sweep: Sweep, ready: Prepared, *, progress: bool
             choice = describe_choice(sweep)
             text = guarantee.statement(
                 public_data="which examples were held out for this choice, and __________",
-                model=records.described_file(sweep.workdir / "best" / "params.msgpack"),
+                model=files.described_file(sweep.workdir / "best" / "params.msgpack"),
                 **({} if secret else {"settings": f"{choice}, which the numbers include"}),
             )
-            records.write_text(sweep.workdir / "best" / records.STATEMENT, text)
-    results = SweepResult(cost, notes(sweep, cost), rows, best, published, records.versions())
+            files.write_text(sweep.workdir / "best" / files.STATEMENT, text)
+    results = SweepResult(cost, notes(sweep, cost), rows, best, published, files.versions())
     listed = sweep.workdir / "trials.md"
     if secret:
-        records.make_secret(listed)
+        files.make_secret(listed)
     listed.write_text(table(results) + "\n", encoding="utf-8")
-    records.write_json(sweep.workdir / "sweep.json", begun | vars(results), secret=True)
+    files.write_json(sweep.workdir / "sweep.json", record | vars(results), secret=True)
     return results
 
 
@@ -232,7 +232,7 @@ def table(results: SweepResult) -> str:
     score = results.price.score
     rows = sorted(results.trials, key=lambda row: -score.rank(row.score))
     lines = [
-        records.markdown_table(
+        files.markdown_table(
             (score.label("held-out"), *rows[0].settings),
             [(score.text(row.score), *map(str, row.settings.values())) for row in rows],
         )
@@ -244,7 +244,7 @@ def table(results: SweepResult) -> str:
     return "\n".join(lines)
 
 
-def _begun(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
+def _sweep_record(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
     """Returns the seed of the sweep, with its identity if its directory holds it.
 
     Raises:
@@ -253,10 +253,10 @@ def _begun(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
     path = sweep.workdir / "sweep.json"
     if not path.is_file():
         return {"seed": secrets.randbits(256)}
-    begun: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     options = RunIdentity(_options(configs, sweep))
-    options.check_continues(begun["identity"], f"the sweep in {sweep.workdir}", part=True)
-    return begun
+    options.check_continues(record["identity"], f"the sweep in {sweep.workdir}", part=True)
+    return record
 
 
 def _options(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
@@ -265,9 +265,9 @@ def _options(configs: dict[str, Config], sweep: Sweep) -> dict[str, Any]:
         f"`{name}`": value for name, value in dataclasses.asdict(sweep).items() if name != "workdir"
     }
     described = {name: config.described() for name, config in configs.items()}
-    found: dict[str, Any] = records.plain({**given, "`configs`": described})
-    files = {f"The config file of {n}": Hidden(config.digest) for n, config in configs.items()}
-    return {**found, **files}
+    found: dict[str, Any] = files.plain({**given, "`configs`": described})
+    digests = {f"The config file of {n}": Hidden(config.digest) for n, config in configs.items()}
+    return {**found, **digests}
 
 
 def _drawn(
@@ -349,7 +349,7 @@ def _publish(
         **metrics,
         "params_sha256": found["params_sha256"],
     }
-    records.write_json(directory / "summary.json", result)
+    files.write_json(directory / "summary.json", result)
     return result
 
 

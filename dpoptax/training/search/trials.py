@@ -16,13 +16,13 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation, Score
-from dpoptax.training.loop import summarize
 from dpoptax.training.parameters import save_params
-from dpoptax.training.run import records, seeds
+from dpoptax.training.run import files, seeds
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.program import RunProgram
 from dpoptax.training.run.run_task import run_task
 from dpoptax.training.task import Task
+from dpoptax.training.train_config import summarize
 
 # Identities of configs without their seeds, which `forget_identities` empties.
 _IDENTITIES: dict[Any, RunIdentity] = {}
@@ -50,7 +50,7 @@ def record_path(directory: Path, trial: Trial, made_by: str = "") -> Path:
     `made_by` states code and versions, of which other records are not reused.
     """
     parts = [described(trial), trial.secret is not None, trial.use, made_by]
-    name = hashlib.sha256(records.to_json(parts).encode()).hexdigest()[:16]
+    name = hashlib.sha256(files.to_json(parts).encode()).hexdigest()[:16]
     return directory / f"{name}.json"
 
 
@@ -158,7 +158,7 @@ def sum_identity(config: Config, task: Task | None = None) -> RunIdentity:
     `task` is that of the config with the seed 0, if it is known.
     """
     config = config.replace(seed=0)
-    known_by = config.function, records.to_json([_values(config), settings()])
+    known_by = config.function, files.to_json([_values(config), settings()])
     if known_by not in _IDENTITIES:
         task = task_of(config) if task is None else task
         found = RunProgram(task).identity_of_any_run()
@@ -184,7 +184,7 @@ def _key(trial: Trial) -> Any:
     seed = trial.config.flags["seed"].default
     if trial.secret is None:
         return seeds.key_of(seed, "threefry")
-    text = records.to_json([trial.secret, trial.use, *described(trial)])
+    text = files.to_json([trial.secret, trial.use, *described(trial)])
     return seeds.hashed_key(text.encode())
 
 
@@ -202,4 +202,4 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> None:
     summary = {**summarize(task, result), "config": given}
     if f"test_{score_of([task]).name}" not in summary:
         raise ConfigError(f"`combine` of {trial.config.name} must return the score, got {summary}.")
-    records.write_json(path, {**summary, "history": result.history})
+    files.write_json(path, {**summary, "history": result.history})

@@ -10,7 +10,7 @@ import optax
 from dpoptax.accounting import Guarantee
 from dpoptax.training.config import Config
 from dpoptax.training.parameters import save_params
-from dpoptax.training.run import records, seeds
+from dpoptax.training.run import files, seeds
 from dpoptax.training.run.announcer import Announcer, say
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.context import Record
@@ -42,18 +42,18 @@ def train_and_evaluate(
     key = None if seed is None else seeds.key_of(seed, options.get("generator") or "threefry")
     summary: Record = {}
 
-    def finish(result: FitResult, given: bool) -> None:
+    def write_files(result: FitResult, key_was_given: bool) -> None:
         summary.update(
             summarize(task, result),
-            assumed_secret=["seed"] if given and result.guarantee is not None else [],
+            assumed_secret=["seed"] if key_was_given and result.guarantee is not None else [],
             config=config.described() | ({} if seed is None else {"seed": seed}),
-            versions=records.versions(),
+            versions=files.versions(),
         )
         if jax.process_index() == 0:
             with phases("writing parameters and figures"):
                 _write(summary, result, workdir, secret=seed is not None)
 
-    run_task(task, workdir=workdir, key=key, progress=progress, finish=finish, **options)
+    run_task(task, workdir=workdir, key=key, progress=progress, on_result=write_files, **options)
     return summary
 
 
@@ -71,9 +71,9 @@ def _write(summary: Record, result: FitResult, workdir: Path, *, secret: bool) -
     save_params(workdir / "params.msgpack", averaged(result.params, result.opt_state))
     figures.plot_run(summary, result.history, workdir / "training.png")
     if result.guarantee is not None:
-        model = records.described_file(workdir / "params.msgpack")
-        records.write_text(workdir / records.STATEMENT, result.guarantee.statement(model=model))
-    records.write_json(workdir / "summary.json", summary, secret=secret)
+        model = files.described_file(workdir / "params.msgpack")
+        files.write_text(workdir / files.STATEMENT, result.guarantee.statement(model=model))
+    files.write_json(workdir / "summary.json", summary, secret=secret)
 
 
 def summarize(task: Task, result: FitResult) -> Record:
@@ -86,9 +86,9 @@ def summarize(task: Task, result: FitResult) -> Record:
         "steps_requested": task.plan.steps,
         "stopped_by_budget": result.steps < task.plan.steps,
         "dataset": task.dataset,
-        **{name: x for name, x in newest.items() if name not in records.FIELDS},
+        **{name: x for name, x in newest.items() if name not in files.FIELDS},
         "num_params": optax.tree.size(result.params),
-        "params_sha256": records.params_sha256(averaged(result.params, result.opt_state)),
+        "params_sha256": files.params_sha256(averaged(result.params, result.opt_state)),
         "train_seconds": newest["seconds"],
     }
 

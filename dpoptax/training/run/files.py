@@ -15,8 +15,6 @@ import jax
 import numpy as np
 
 import dpoptax
-from dpoptax.runs import delta_text as delta_text
-from dpoptax.runs import epsilon_text as epsilon_text
 from dpoptax.training.errors import ConfigError
 
 FIELDS = ("step", "epsilon", "seconds")
