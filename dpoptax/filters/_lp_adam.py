@@ -10,7 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._support.tree import PyTree, check_decays, check_known, check_stddev, float32_at_least
-from dpoptax.filters._doppler import LowPassState, low_pass
+from dpoptax.filters._low_pass import LowPassState, low_pass
 
 
 class ScaleByLpAdamState(NamedTuple):

@@ -28,16 +28,6 @@ class LowPassState(NamedTuple):
     correction: jax.Array
 
 
-def mean_share(decay: float, forgotten: jax.Array) -> jax.Array:
-    """Returns the variance share of a running mean of n steps with weights w_i ∝ β^i.
-
-        Σ w_i² = (1 − β)/(1 + β) · (1 + β^n)/(1 − β^n)
-
-    The mean multiplies the variance of independent noise by it. `forgotten` is β^n.
-    """
-    return (1.0 - decay) / (1.0 + decay) * (1.0 + forgotten) / (1.0 - forgotten)
-
-
 def low_pass(
     b: Sequence[float],
     a: Sequence[float] = (),
