@@ -142,8 +142,8 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> NoiseState:
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     refused, points = jnp.zeros([], jnp.uint32), jnp.zeros([], jnp.uint32)
-    # `_signed` replaces the second zero by the checksum.
-    imprint = Imprint(values, _fingerprint(key), refused, refused, points)
+    # `_signed` replaces `check` by the checksum.
+    imprint = Imprint(values, key=_fingerprint(key), refused=refused, check=refused, points=points)
     return NoiseState(count, _copy_key(key), mechanism, _signed(count, imprint))
 
 
@@ -156,7 +156,7 @@ def replace_key(state: State, key: jax.Array) -> State:
 
 def check_state(state: NoiseState, mechanism: Mechanism) -> None:
     """Raises an error if types, shapes or static fields of `state` do not match."""
-    if not is_ledger(state):
+    if not is_noise_state(state):
         raise TypeError(
             f"The noise stage needs its own state, got {kind_of(state)}. A checkpoint that was "
             "restored without a target holds arrays only. Restore it into `tx.init(params)`, and "
@@ -176,8 +176,8 @@ def refusals(state: NoiseState, mechanism: Mechanism) -> jax.Array:
 
     The reasons are bits of a uint32; 0 for none.
     """
-    # `safe_increment` stops at the largest count, and the last noise would be added again.
     found = _refusals(state.count, state.key, state.imprint, _values(mechanism))
+    # `safe_increment` stops at the largest count, and the last noise would be added again.
     return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
@@ -227,7 +227,7 @@ def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
     return dataclasses.replace(state, count=count, imprint=signed)
 
 
-def is_ledger(x: object) -> TypeGuard[NoiseState]:
+def is_noise_state(x: object) -> TypeGuard[NoiseState]:
     """Returns whether `x` is the state of a noise stage."""
     return isinstance(x, NoiseState)
 
