@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 import zlib
-from typing import TYPE_CHECKING, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from dpoptax._support.tree import PyTree, check_arrays, kind_of
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
     from dpoptax.matrix._participation import Strategy
+    from dpoptax.sampling import Sampler
 
 # Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
 # flushed to zero although the sum is not.
@@ -232,7 +233,7 @@ def is_noise_state(x: object) -> TypeGuard[NoiseState]:
     return isinstance(x, NoiseState)
 
 
-def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
+def check_noise_and_batch_size(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
     """Returns both numbers, or raises an error that names the invalid one."""
     for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
         if not isinstance(value, numbers.Real):
@@ -250,6 +251,14 @@ def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, 
             "examples, or of users, per step."
         )
     return float(noise_multiplier), batch_size
+
+
+def checked_mechanism(
+    noise_multiplier: float, batch_size: float, sampler: "Sampler | None" = None, **fields: Any
+) -> Mechanism:
+    """Returns the mechanism of a noise stage, with checked numbers and the law of its sampler."""
+    checked = check_noise_and_batch_size(noise_multiplier, batch_size)
+    return Mechanism(*checked, sampler=None if sampler is None else sampler.law, **fields)
 
 
 def check_scale(mechanism: Mechanism, sensitivity: float) -> None:

@@ -14,7 +14,7 @@ from dpoptax._clips.clip import Clip, UnitClip, clip_norm, positive
 from dpoptax._points.points import ReferenceState
 from dpoptax._random.keys import check_noise_key
 from dpoptax._release.gaussian import noisy_mean_of
-from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
+from dpoptax._release.ledger import NoiseState, begin, checked_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
@@ -223,11 +223,7 @@ def adaptive_gaussian_noise(
     """
     if not isinstance(clip, QuantileClip):
         raise TypeError(f"`clip` must be a `dpoptax.contrib.adaptive_clip(...)`, got {clip!r}.")
-    mechanism = Mechanism(
-        *check_mechanism(noise_multiplier, batch_size),
-        fixed_point=fixed_point,
-        sampler=None if sampler is None else sampler.law,
-    )
+    mechanism = checked_mechanism(noise_multiplier, batch_size, sampler, fixed_point=fixed_point)
     key = check_noise_key(key)
 
     def init_fn(params: PyTree) -> AdaptiveNoiseState:
