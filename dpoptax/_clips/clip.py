@@ -22,7 +22,7 @@ _REMEDIES = {
 }
 
 
-# The bound must be above `bounds.MINIMUM_BOUND`, 2^-40.
+# `bounds.MINIMUM_BOUND`, 2^-40, rounded up to a number that is easy to remember.
 _SMALLEST_BOUND = 1e-12
 
 
@@ -191,12 +191,17 @@ def clip_norm(name: str, value: float) -> float:
     docs/developers/bound.md derives the range.
     """
     found = positive(name, value, _REMEDIES)
-    if found < _SMALLEST_BOUND:
+    check_bound(f"`{name}`", found, _SMALLEST_BOUND)
+    return found
+
+
+def check_bound(name: str, bound: float, smallest: float) -> None:
+    """Raises an error for a clipping bound below the working range."""
+    if bound < smallest:
         raise ValueError(
-            f"`{name}` must be at least {_SMALLEST_BOUND:g}, got {found:g}. Smaller numbers may be "
+            f"{name} must be at least {smallest:.2g}, got {bound:g}. Smaller numbers may be "
             "flushed to zero in float32. Scale the loss and the bound by the same factor."
         )
-    return found
 
 
 def _number(name: str, value: Any) -> float:
@@ -213,14 +218,9 @@ def _number(name: str, value: Any) -> float:
 
 
 def as_clip(clip: Clip | float) -> Clip:
-    """Returns `clip`, or `l2_clip(clip)` if it is a number."""
+    """Returns `clip`, or `l2_clip(clip)` if it is a number, or raises an error otherwise."""
     if isinstance(clip, numbers.Real) and not isinstance(clip, bool):
         return L2Clip(clip_norm("clip", float(clip)))
-    return check_clip(clip)
-
-
-def check_clip(clip: object) -> Clip:
-    """Returns `clip`, or raises an error if it is not a clip geometry."""
     if not isinstance(clip, Clip):
         raise TypeError(
             f"`clip` must be a clip geometry, got {clip!r}. Pass for example "
