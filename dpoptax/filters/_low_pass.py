@@ -71,8 +71,8 @@ def low_pass(
     """
     if start not in ("corrected", "steady", "zero"):
         raise ValueError(f"`start` must be 'corrected', 'steady' or 'zero', got {start!r}.")
-    b, a = validate(b, a, correctable=start == "corrected")
-    order = max(len(a), len(b) - 1)
+    b, a = coefficients = validate(b, a, correctable=start == "corrected")
+    order = coefficients.order
     taps = tuple(b) + (0.0,) * (order + 1 - len(b))
     feedback = (0.0, *a) + (0.0,) * (order - len(a))
     # The buffers after a constant input of 1, to start in the steady state.
