@@ -127,13 +127,13 @@ def _curves(
         # No ε holds at a δ of at most the probability of an infinite loss.
         # The factor leaves a δ above it, which the finite losses can use.
         least_delta = max(least_delta, 1.01 * composition.least_delta(pairs, interval))
-        most = composition.epsilon_of(pairs, interval, min(least_delta, 1.0))
+        most = composition.composed_epsilon(pairs, interval, min(least_delta, 1.0))
     if not math.isfinite(most):
         return np.array([math.inf]), np.ones((2, 1))
     # Denser at small ε, where the error rates of a test take all sizes.
     epsilons = most * np.linspace(0, 1, points) ** 1.5
     deltas = composition.deltas_by_direction(pairs or [], interval, epsilons)
-    # `epsilon_of` has proved this δ at the last ε.
+    # `composed_epsilon` has proved this δ at the last ε.
     deltas[:, -1] = np.minimum(deltas[:, -1], least_delta)
     deltas = np.minimum(deltas + overflow, 1.0)
     for values in (epsilons, deltas):
@@ -191,7 +191,7 @@ def _pld_epsilon(
     parts: Parts, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> float:
     pairs, interval = _privacy_losses(parts, delta, relation, interval)
-    return math.inf if pairs is None else composition.epsilon_of(pairs, interval, delta)
+    return math.inf if pairs is None else composition.composed_epsilon(pairs, interval, delta)
 
 
 def _privacy_losses(
