@@ -206,13 +206,13 @@ def _refusals(count: jax.Array, key: jax.Array, imprint: Imprint, values: np.nda
 _read_refusals = jax.jit(_refusals)
 
 
-def count_release(state: State, refused: jax.Array, points: int) -> State:
+def count_release(state: State, refused: jax.Array, points_code: int) -> State:
     """Returns the state after a release, counted even if it was refused.
 
-    `points` is the `points_code` of its gradients.
+    `points_code` is that of its gradients.
     """
     # `full_like` keeps the placement of the array.
-    code = jnp.full_like(state.imprint.points, np.uint32(points))
+    code = jnp.full_like(state.imprint.points, np.uint32(points_code))
     imprint = dataclasses.replace(state.imprint, points=code)
     state = dataclasses.replace(state, imprint=imprint)
     return _counted(state, optax.safe_increment(state.count), refused)
