@@ -30,13 +30,13 @@ class Encoding:
     """Holds the encoding of a clip; by default none, because most clips only scale gradients.
 
     A clip that bounds another quantity than the gradient encodes gradients before they are scaled,
-    and decodes the noisy mean.
+    and decodes the noisy mean. Only that of `adaptive_clip` has a `reference`, its threshold C_t.
 
     Attributes:
-      encodes: whether `encode` differs from the identity.
-      by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
-        clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A clip that
-        encodes in another way needs per-example gradients.
+      encodes: whether the encoding differs from the identity.
+      by_norms: whether the encoding scales by a function of the norm and adds one number, as
+        `scaling`, `statistic` and `join` define. Otherwise `encode` defines it, which needs
+        per-example gradients.
       own_stage: the name of the only noise stage for the clip, which keeps its reference; `None`
         for any stage.
     """
@@ -60,13 +60,13 @@ class Encoding:
         return grads
 
     def scaling(self, reference: PyTree) -> "Clip":
-        """Returns the clip whose factors `encode` scales gradients by; here itself."""
+        """Returns the clip whose factors scale gradients to encode them; here itself."""
         del reference
         assert isinstance(self, Clip)
         return self
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
-        """Returns the number that `encode` adds to each gradient, (B,); here `None`.
+        """Returns the number that the encoding adds to each gradient, (B,); here `None`.
 
         Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
         statistics are exact.
@@ -75,7 +75,7 @@ class Encoding:
         return None
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
-        """Joins sums of scaled gradients and of statistics to the sum of encodings."""
+        """Joins scaled gradients and statistics, or their sums, to encodings or their sum."""
         del statistic
         return gradient
 

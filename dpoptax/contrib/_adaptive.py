@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clipped_sum.clip_per_example import clip_each
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._clips.clip import Clip, UnitClip, clip_norm, positive
 from dpoptax._points.points import ReferenceState
@@ -49,18 +48,6 @@ class QuantileClip(UnitClip):
     quantile: float
     learning_rate: float
     count_share: float
-
-    def encode(self, grads: PyTree, reference: PyTree) -> CountedGradient:
-        """Returns each example's `CountedGradient`, NaN if its gradient is not finite."""
-        clipped = clip_each(self.scaling(reference), grads)
-        gradient = [
-            unit * coefficient.reshape((-1,) + (1,) * (unit.ndim - 1))
-            for unit, coefficient in zip(clipped.units, clipped.coefficients, strict=True)
-        ]
-        count = self.statistic(clipped.norms, reference)
-        gradient = jax.tree.unflatten(jax.tree.structure(grads), gradient)
-        # A NaN count marks the whole example as not finite, so it adds zero to both parts.
-        return CountedGradient(gradient, jnp.where(clipped.used, count, jnp.nan))
 
     def scaling(self, reference: PyTree) -> "_ToThreshold":
         """Returns the scaling by √(1 − ρ) min(1/C_t, 1/‖g‖)."""
