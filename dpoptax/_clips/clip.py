@@ -20,8 +20,6 @@ _REMEDIES = {
     "`dpoptax.contrib.adaptive_clip(1.0)` with `dpoptax.contrib.adaptive_gaussian_noise`. To train "
     "without privacy, take the gradient of the mean loss, without clip and noise.",
 }
-
-
 # `bounds.MINIMUM_BOUND`, 2^-40, rounded up to a number that is easy to remember.
 _SMALLEST_BOUND = 1e-12
 
@@ -56,12 +54,10 @@ class Encoding:
         The result must not be finite for an example whose gradient is not finite. `reference` is
         public.
         """
-        del reference
         return grads
 
     def scaling(self, reference: PyTree) -> "Clip":
         """Returns the clip whose factors scale gradients to encode them; here itself."""
-        del reference
         assert isinstance(self, Clip)
         return self
 
@@ -71,17 +67,14 @@ class Encoding:
         Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
         statistics are exact.
         """
-        del norms, reference
         return None
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
         """Joins scaled gradients and statistics, or their sums, to encodings or their sum."""
-        del statistic
         return gradient
 
     def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
         """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
-        del reference
         return mean
 
 

@@ -14,13 +14,7 @@ from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random.keys import check_noise_key
 from dpoptax._random.tree_noise import add_noise
-from dpoptax._release.ledger import (
-    Mechanism,
-    NoiseState,
-    begin,
-    check_noise_and_batch_size,
-    checked_mechanism,
-)
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, checked_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree
 
@@ -148,8 +142,8 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
             f"`clip` must not decode the noisy mean, got {clip}. Its noise does not have a single "
             "standard deviation."
         )
-    noise_multiplier, batch_size = check_noise_and_batch_size(noise_multiplier, batch_size)
-    return noise_multiplier * clip.sensitivity / batch_size
+    mechanism = checked_mechanism(noise_multiplier, batch_size)
+    return mechanism.noise_multiplier * clip.sensitivity / mechanism.batch_size
 
 
 def noisy_mean_of(
