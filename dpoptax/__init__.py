@@ -44,9 +44,9 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._release.read_ledger import ledgers as ledgers
     from dpoptax._support.version import __version__ as __version__
     from dpoptax.filters._disk import disk as disk
-    from dpoptax.filters._doppler import doppler as doppler
-    from dpoptax.filters._doppler import low_pass as low_pass
     from dpoptax.filters._kalman import adaptive_kalman as adaptive_kalman
+    from dpoptax.filters._low_pass import doppler as doppler
+    from dpoptax.filters._low_pass import low_pass as low_pass
     from dpoptax.filters._lp_adam import lp_adam as lp_adam
     from dpoptax.filters._pmlf import pmlf as pmlf
     from dpoptax.runs._batches import Batch as Batch

@@ -29,7 +29,7 @@ from dpoptax._pricing.checks import integer
 from dpoptax._random.discrete_gaussian import discrete_gaussian
 from dpoptax._random.keys import check_noise_key, words_of
 from dpoptax._release.fixed_point import steps_of
-from dpoptax._release.ledger import check_mechanism
+from dpoptax._release.ledger import check_noise_and_batch_size
 
 if TYPE_CHECKING:
     from dpoptax._pricing.privacy_event import PrivacyEvent
@@ -206,7 +206,7 @@ def select_rows(
     size = integer("table_size", table_size, 1, "it is the number of rows")
     most = integer("vocabulary_size", vocabulary_size, 1, "it is the number of rows to train")
     bound = integer("rows_per_example", rows_per_example, 1, "it bounds the norm of the counts")
-    noise_multiplier, _ = check_mechanism(noise_multiplier, 1)
+    noise_multiplier, _ = check_noise_and_batch_size(noise_multiplier, 1)
     if not (most <= size <= _MAX_INDEX and noise_multiplier > 0):
         raise ValueError(
             f"`vocabulary_size` must be at most `table_size`, `table_size` at most {_MAX_INDEX}, "

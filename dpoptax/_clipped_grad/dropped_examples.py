@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._clipped_sum.clip_per_example import clip_each
 from dpoptax._clips.clip import UnitClip
 from dpoptax._points.points import GradientPoints
 from dpoptax._support.tree import PyTree, batch_length, check_mask
@@ -25,19 +24,12 @@ class _Count(UnitClip):
         """Returns 1; a count needs no allowance for rounding, because it is not released."""
         return jnp.ones_like(norms)
 
-    def encode(self, grads: PyTree, reference: PyTree) -> jax.Array:
-        """Returns 1 for each gradient, and NaN for one that is not finite."""
-        clipped = clip_each(self, grads)
-        return jnp.where(clipped.used, self.statistic(clipped.norms, reference), jnp.nan)
-
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array:
         """Returns 1 for each example."""
-        del reference
         return jnp.ones_like(norms)
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
         """Returns only the count, so that the compiler removes the gradients."""
-        del gradient
         return statistic
 
 

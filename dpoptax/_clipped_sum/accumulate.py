@@ -73,8 +73,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
 
     total = jax.tree.map(add, *(part.sum for part in parts))
     unmasked = any(part.terms.unmasked for part in parts)
-    points = min(part.terms.points for part in parts)  # 0, unknown, if those of one part are
-    terms = first._replace(examples=examples, unmasked=unmasked, points=points)
+    code = min(part.terms.points_code for part in parts)  # 0, unknown, if those of one part are
+    terms = first._replace(examples=examples, unmasked=unmasked, points_code=code)
     return sealed(total, terms, parts[0].reference, accumulated=True)
 
 
@@ -91,7 +91,7 @@ def _check_alike(parts: list[ClippedSum]) -> None:
             )
         if any(part is other for other in parts[:i]):
             raise ValueError(f"Sums must be of disjoint parts of one batch, got sums[{i}] twice.")
-    if len({part.terms.points for part in parts} - {0}) > 1:
+    if len({part.terms.points_code for part in parts} - {0}) > 1:
         raise ValueError(
             "All sums must be taken at the same gradient points, got points of different methods."
         )

@@ -109,7 +109,8 @@ def sum_clipped(
     summand is rounded to whole multiples of it, and the sum of these integers is exact. `whole`
     describes the batch over all micro-batches and devices; `None` means this batch.
     """
-    grads = clip.encode(grads, reference)
+    encode = functools.partial(_encode_by_norms, clip) if clip.by_norms else clip.encode
+    grads = encode(grads, reference)
     # On a grid, summands are rounded before the sum: `sensitivity_on_grid` adds √d g/2.
     tau = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_length(grads)))
     clipped = clip_each(clip, grads, mask, tau=tau)
@@ -117,6 +118,20 @@ def sum_clipped(
     # Each leaf has its own coefficients, since groups of leaves may have different bounds.
     totals = list(map(add, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)
+
+
+def _encode_by_norms(clip: Clip, grads: PyTree, reference: PyTree) -> PyTree:
+    """Returns the encodings that ghost clipping sums, (B, …); NaN if a gradient is not finite."""
+    clipped = clip_each(clip.scaling(reference), grads)
+    leaves = [
+        unit * bounds.broadcast_examples(coefficient, unit)
+        for unit, coefficient in zip(clipped.units, clipped.coefficients, strict=True)
+    ]
+    statistic = clip.statistic(clipped.norms, reference)
+    assert statistic is not None
+    # A NaN statistic marks the whole example as not finite, so it adds zero to all parts.
+    statistic = jnp.where(clipped.used, statistic, jnp.nan)
+    return clip.join(jax.tree.unflatten(jax.tree.structure(grads), leaves), statistic)
 
 
 def _sum_steps(grid: float, coefficients: jax.Array, units: jax.Array) -> jax.Array:

@@ -29,14 +29,14 @@ class Terms(NamedTuple):
       examples: the largest number of summands, padding included; `None` if unknown.
       unmasked: whether no mask was given, so that every row counts as an example. The noise stage
         then requires the expected batch size.
-      points: the code of the gradient points, see `points_code`; 0 if unknown.
+      points_code: identifies the gradient points, see `points.points_code`; 0 if unknown.
     """
 
     clip: Clip
     grid: float | None = None
     examples: int | None = None
     unmasked: bool = False
-    points: int = 0
+    points_code: int = 0
 
     @property
     def identity(self) -> Hashable:

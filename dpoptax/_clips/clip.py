@@ -20,9 +20,7 @@ _REMEDIES = {
     "`dpoptax.contrib.adaptive_clip(1.0)` with `dpoptax.contrib.adaptive_gaussian_noise`. To train "
     "without privacy, take the gradient of the mean loss, without clip and noise.",
 }
-
-
-# The bound must be above `bounds.MINIMUM_BOUND`, 2^-40.
+# `bounds.MINIMUM_BOUND`, 2^-40, rounded up to a number that is easy to remember.
 _SMALLEST_BOUND = 1e-12
 
 
@@ -30,13 +28,13 @@ class Encoding:
     """Holds the encoding of a clip; by default none, because most clips only scale gradients.
 
     A clip that bounds another quantity than the gradient encodes gradients before they are scaled,
-    and decodes the noisy mean.
+    and decodes the noisy mean. Only that of `adaptive_clip` has a `reference`, its threshold C_t.
 
     Attributes:
-      encodes: whether `encode` differs from the identity.
-      by_norms: whether `encode` scales by a function of the norm and adds one number. Ghost
-        clipping then uses `scaling`, `statistic` and `join` instead of `encode`. A clip that
-        encodes in another way needs per-example gradients.
+      encodes: whether the encoding differs from the identity.
+      by_norms: whether the encoding scales by a function of the norm and adds one number, as
+        `scaling`, `statistic` and `join` define. Otherwise `encode` defines it, which needs
+        per-example gradients.
       own_stage: the name of the only noise stage for the clip, which keeps its reference; `None`
         for any stage.
     """
@@ -56,32 +54,27 @@ class Encoding:
         The result must not be finite for an example whose gradient is not finite. `reference` is
         public.
         """
-        del reference
         return grads
 
     def scaling(self, reference: PyTree) -> "Clip":
-        """Returns the clip whose factors `encode` scales gradients by; here itself."""
-        del reference
+        """Returns the clip whose factors scale gradients to encode them; here itself."""
         assert isinstance(self, Clip)
         return self
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
-        """Returns the number that `encode` adds to each gradient, (B,); here `None`.
+        """Returns the number that the encoding adds to each gradient, (B,); here `None`.
 
         Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
         statistics are exact.
         """
-        del norms, reference
         return None
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
-        """Joins sums of scaled gradients and of statistics to the sum of encodings."""
-        del statistic
+        """Joins scaled gradients and statistics, or their sums, to encodings or their sum."""
         return gradient
 
     def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
         """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
-        del reference
         return mean
 
 
@@ -191,12 +184,17 @@ def clip_norm(name: str, value: float) -> float:
     docs/developers/bound.md derives the range.
     """
     found = positive(name, value, _REMEDIES)
-    if found < _SMALLEST_BOUND:
+    check_bound(f"`{name}`", found, _SMALLEST_BOUND)
+    return found
+
+
+def check_bound(name: str, bound: float, smallest: float) -> None:
+    """Raises an error for a clipping bound below the working range."""
+    if bound < smallest:
         raise ValueError(
-            f"`{name}` must be at least {_SMALLEST_BOUND:g}, got {found:g}. Smaller numbers may be "
+            f"{name} must be at least {smallest:.2g}, got {bound:g}. Smaller numbers may be "
             "flushed to zero in float32. Scale the loss and the bound by the same factor."
         )
-    return found
 
 
 def _number(name: str, value: Any) -> float:
@@ -213,14 +211,9 @@ def _number(name: str, value: Any) -> float:
 
 
 def as_clip(clip: Clip | float) -> Clip:
-    """Returns `clip`, or `l2_clip(clip)` if it is a number."""
+    """Returns `clip`, or `l2_clip(clip)` if it is a number, or raises an error otherwise."""
     if isinstance(clip, numbers.Real) and not isinstance(clip, bool):
         return L2Clip(clip_norm("clip", float(clip)))
-    return check_clip(clip)
-
-
-def check_clip(clip: object) -> Clip:
-    """Returns `clip`, or raises an error if it is not a clip geometry."""
     if not isinstance(clip, Clip):
         raise TypeError(
             f"`clip` must be a clip geometry, got {clip!r}. Pass for example "

@@ -12,9 +12,10 @@ Together with the modules below, it closes six gaps of dp_accounting 0.6:
 * Its PLD does not bound the rounding of Fourier transforms (`composition`).
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import dp_accounting as dpa
 import numpy as np
@@ -126,13 +127,13 @@ def _curves(
         # No ε holds at a δ of at most the probability of an infinite loss.
         # The factor leaves a δ above it, which the finite losses can use.
         least_delta = max(least_delta, 1.01 * composition.least_delta(pairs, interval))
-        most = composition.epsilon_of(pairs, interval, min(least_delta, 1.0))
+        most = composition.composed_epsilon(pairs, interval, min(least_delta, 1.0))
     if not math.isfinite(most):
         return np.array([math.inf]), np.ones((2, 1))
     # Denser at small ε, where the error rates of a test take all sizes.
     epsilons = most * np.linspace(0, 1, points) ** 1.5
     deltas = composition.deltas_by_direction(pairs or [], interval, epsilons)
-    # `epsilon_of` has proved this δ at the last ε.
+    # `composed_epsilon` has proved this δ at the last ε.
     deltas[:, -1] = np.minimum(deltas[:, -1], least_delta)
     deltas = np.minimum(deltas + overflow, 1.0)
     for values in (epsilons, deltas):
@@ -180,11 +181,9 @@ def guessed_epsilon(parts: Parts, delta: float, relation: dpa.NeighboringRelatio
         return _rdp_epsilon(tuple(similar), delta, relation, FEW_ORDERS)
     # At integer orders, dp_accounting suffices, and `renyi` need not be imported.
     accountant = rdp.RdpAccountant(FEW_ORDERS, relation)
-    try:
+    with _remedy_for_unsupported("rdp", plain, relation):
         for event, count in plain:
             accountant.compose(event, count)
-    except dpa.UnsupportedEventError as error:
-        raise _unsupported("rdp", plain, relation) from error
     return float(accountant.get_epsilon(delta))
 
 
@@ -192,7 +191,7 @@ def _pld_epsilon(
     parts: Parts, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> float:
     pairs, interval = _privacy_losses(parts, delta, relation, interval)
-    return math.inf if pairs is None else composition.epsilon_of(pairs, interval, delta)
+    return math.inf if pairs is None else composition.composed_epsilon(pairs, interval, delta)
 
 
 def _privacy_losses(
@@ -227,10 +226,8 @@ def _privacy_losses(
 def _pairs_of(
     parts: Parts, relation: dpa.NeighboringRelation, interval: float
 ) -> list[tuple[Pair, int]] | None:
-    try:
+    with _remedy_for_unsupported("pld", parts, relation):
         return privacy_losses.pairs_of(parts, relation, interval)
-    except dpa.UnsupportedEventError as error:
-        raise _unsupported("pld", parts, relation) from error
 
 
 def _rdp_epsilon(
@@ -247,16 +244,20 @@ def _rdp_accountant(
     relation: dpa.NeighboringRelation,
     orders: Sequence[float] | None = None,
 ) -> rdp.RdpAccountant:
-    try:
+    with _remedy_for_unsupported("rdp", parts, relation):
         return _pricing.renyi.accountant_of(parts, relation, orders)
+
+
+@contextlib.contextmanager
+def _remedy_for_unsupported(
+    kind: str, parts: Parts, relation: dpa.NeighboringRelation
+) -> Iterator[None]:
+    """Adds a remedy to the errors of dp_accounting for events that it does not support."""
+    try:
+        yield
     except dpa.UnsupportedEventError as error:
-        raise _unsupported("rdp", parts, relation) from error
-
-
-def _unsupported(kind: str, parts: Parts, relation: dpa.NeighboringRelation) -> ValueError:
-    event = composition_of(parts)
-    return ValueError(
-        f"The accountant {kind!r} does not support the event {event} under the neighboring "
-        f"relation {relation.name}. Try accountant={'pld' if kind == 'rdp' else 'rdp'!r}, or the "
-        "neighboring relation of the sampler."
-    )
+        raise ValueError(
+            f"The accountant {kind!r} does not support the event {composition_of(parts)} under the "
+            f"neighboring relation {relation.name}. Try accountant="
+            f"{'pld' if kind == 'rdp' else 'rdp'!r}, or the neighboring relation of the sampler."
+        ) from error

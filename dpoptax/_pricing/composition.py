@@ -56,7 +56,7 @@ _QUANTILES = (0.0, 0.2, 0.5, 1.0)
 _STEP = 1e-9
 
 
-def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float) -> float:
+def composed_epsilon(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float) -> float:
     """Returns the least provable ε at δ, in both directions, or infinity.
 
     Args:

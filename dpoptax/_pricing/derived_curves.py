@@ -14,7 +14,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
 from dpoptax import _pricing
-from dpoptax._pricing import curves, selection
+from dpoptax._pricing import best_trial, curves
 from dpoptax._pricing.curves import Curve
 from dpoptax._pricing.custom_events import WorstOfDpEvent
 from dpoptax._pricing.events import SHAPES, GroupDpEvent, unsupported
@@ -72,8 +72,8 @@ def _selected(event: RepeatAndSelectDpEvent, curves_of: Curves) -> Profile | Non
         return None
     at = np.unique(np.concatenate([epsilons for epsilons, _ in found]))
     largest = np.max([curves.chords(*curve, at) for curve in found], axis=0)
-    number = selection.NumberOfTrials(float(event.mean), float(event.shape))
-    return selection.selected_curve((at, largest), number)
+    number = best_trial.NumberOfTrials(float(event.mean), float(event.shape))
+    return best_trial.selected_curve((at, largest), number)
 
 
 def _group(event: GroupDpEvent, curves_of: Curves) -> Profile | None:

@@ -10,7 +10,6 @@ from dpoptax._pricing.checks import checked_multiplier, integer, number
 Phases: TypeAlias = tuple[tuple[int, float], ...]
 """First step and noise multiplier of each phase, from step 0 on, in order."""
 
-
 _LAST = 2**31 - 1  # the largest step that a noise stage can count
 
 

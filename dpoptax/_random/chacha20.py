@@ -9,9 +9,6 @@ from jax import lax
 
 from dpoptax._random.threefry import rotated
 
-KEY_WORDS = 8
-"""The number of uint32 words in a key. JAX has no key type of this length."""
-
 _CONSTANTS = tuple(np.frombuffer(b"expand 32-byte k", "<u4").tolist())
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
@@ -33,7 +30,7 @@ def chacha20(
         registers.
     """
     start = [jnp.uint32(word) for word in _CONSTANTS]
-    start += [key[i] for i in range(KEY_WORDS)]
+    start += [key[i] for i in range(len(key))]
     start += [counters, *map(jnp.uint32, nonce)]
     words = list(start)
     if looped:
@@ -52,13 +49,13 @@ def noise_words(key: jax.Array, counters: jax.Array, streams: Sequence[int]) -> 
 
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
     """Returns a distinct key for each uint32 number, (8,)."""
-    return jnp.stack(chacha20(key, number, (_FOLDED, 0, 0), looped=True)[:KEY_WORDS])
+    return jnp.stack(chacha20(key, number, (_FOLDED, 0, 0), looped=True)[: len(key)])
 
 
 def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
     """Returns a key for each number (n,), shape (n, 8)."""
     counters = jnp.asarray(numbers, jnp.uint32)
-    return jnp.stack(chacha20(key, counters, (_SPLIT, 0, 0), looped=True)[:KEY_WORDS], axis=-1)
+    return jnp.stack(chacha20(key, counters, (_SPLIT, 0, 0), looped=True)[: len(key)], axis=-1)
 
 
 def _two_rounds(words: Sequence[jax.Array]) -> list[jax.Array]:

@@ -84,22 +84,23 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
     small = _by_shape([i for i, leaf in enumerate(leaves) if _is_small(leaf)], leaves)
     large = [i for i, leaf in enumerate(leaves) if not _is_small(leaf)]
     keys = unstack(split(key, np.array(large + small[:1])))[0] if large else [key]
+    large_keys, small_keys = keys[: len(large)], keys[len(large) :]  # the latter at most one
 
     def draw() -> list[jax.Array]:
-        own = (noise.of(key, leaves[i]) for i, key in zip(large, keys, strict=False))
+        own = (noise.of(own_key, leaves[i]) for i, own_key in zip(large, large_keys, strict=True))
         return [noisy(leaves[i], drawn) for i, drawn in zip(large, own, strict=True)]
 
     found = dict(zip(large, once(draw, key) if large else (), strict=True))
     if small:
         shapes = [leaves[i].shape for i in small]
 
-        def draw_parts(key: jax.Array) -> list[jax.Array]:
-            vector = noise.vector(key, sum(map(math.prod, shapes)))
+        def draw_parts(own_key: jax.Array) -> list[jax.Array]:
+            vector = noise.vector(own_key, sum(map(math.prod, shapes)))
             return _cut(materialize(vector, jnp.number), shapes)
 
         traced = isinstance(key, jax.core.Tracer)
         draw_all = on_each_device(draw_parts, leaves) if traced else draw_parts
-        parts = draw_all(keys[-1])
+        parts = draw_all(*small_keys)
         found |= {
             i: noisy(leaves[i], _placed(x, leaves[i])) for i, x in zip(small, parts, strict=True)
         }

@@ -59,7 +59,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
 def _points_of(updates: PyTree, state: PyTree) -> int:
     """Returns the code of the points of the sum that the chain gets or computes; 0 if unknown."""
     if isinstance(updates, ClippedSum):
-        return updates.terms.points
+        return updates.terms.points_code
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ClipPerExampleState))
     return AT_PARAMETERS if any(isinstance(x, ClipPerExampleState) for x in nodes) else 0
 

@@ -13,7 +13,7 @@ from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._random.keys import check_noise_key
 from dpoptax._random.tree_noise import add_noise
 from dpoptax._release.correlated_fixed_point import add_correlated_noise, begin_buffers
-from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, checked_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree
 from dpoptax.matrix._participation import Strategy
@@ -113,11 +113,7 @@ def correlated_noise(
             f"`strategy` must be a strategy from `dpoptax.matrix`, such as `BandedToeplitz`, got "
             f"{strategy!r}."
         )
-    mechanism = Mechanism(
-        *check_mechanism(noise_multiplier, batch_size),
-        strategy=strategy,
-        sampler=None if sampler is None else sampler.law,
-    )
+    mechanism = checked_mechanism(noise_multiplier, batch_size, sampler, strategy=strategy)
     key = check_noise_key(key)
     clip = None if fixed_point_clip is None else as_clip(fixed_point_clip)
     if clip is not None:

@@ -12,7 +12,7 @@ from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random import tree_noise
 from dpoptax._random.discrete_gaussian import SMOOTHING, discrete_gaussian
-from dpoptax._release.ledger import Mechanism, check_mechanism
+from dpoptax._release.ledger import Mechanism, check_noise_and_batch_size
 from dpoptax._rounding.integer_sums import LARGEST_GRID_SUM
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import out_sharding
@@ -61,7 +61,7 @@ def fixed_point_grid(
     """
     if isinstance(noise_multiplier, Mapping):
         noise_multiplier = least(checked_phases(noise_multiplier))
-    noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
+    noise_multiplier, batch_size = check_noise_and_batch_size(noise_multiplier, batch_size)
     if noise_multiplier == 0.0:
         raise ValueError("`noise_multiplier` must be positive, got 0. Without noise, omit `grid`.")
     return grid(as_clip(clip).sensitivity, noise_multiplier, batch_size)

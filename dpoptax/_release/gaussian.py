@@ -14,7 +14,7 @@ from dpoptax._clips.clip import Clip, as_clip
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random.keys import check_noise_key
 from dpoptax._random.tree_noise import add_noise
-from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
+from dpoptax._release.ledger import Mechanism, NoiseState, begin, checked_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree
 
@@ -142,8 +142,8 @@ def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: flo
             f"`clip` must not decode the noisy mean, got {clip}. Its noise does not have a single "
             "standard deviation."
         )
-    noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
-    return noise_multiplier * clip.sensitivity / batch_size
+    mechanism = checked_mechanism(noise_multiplier, batch_size)
+    return mechanism.noise_multiplier * clip.sensitivity / mechanism.batch_size
 
 
 def noisy_mean_of(
@@ -167,15 +167,13 @@ def _mechanism(
             f"{noise_multiplier!r}. The accounting needs the numbers before the first step. Write "
             "`{t: float(schedule(t)) for t in range(0, steps, 50)}`."
         )
-    phases = None
     if isinstance(noise_multiplier, Mapping):
         phases = checked_phases(noise_multiplier)
-        noise_multiplier = least(phases)
-    return Mechanism(
-        *check_mechanism(noise_multiplier, batch_size),
-        fixed_point=fixed_point,
-        schedule=phases if phases is not None and len(phases) > 1 else None,
-        sampler=None if sampler is None else sampler.law,
+    else:
+        phases = ((0, noise_multiplier),)  # checked below
+    schedule = phases if len(phases) > 1 else None
+    return checked_mechanism(
+        least(phases), batch_size, sampler, fixed_point=fixed_point, schedule=schedule
     )
 
 

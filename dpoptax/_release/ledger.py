@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 import zlib
-from typing import TYPE_CHECKING, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from dpoptax._support.tree import PyTree, check_arrays, kind_of
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
     from dpoptax.matrix._participation import Strategy
+    from dpoptax.sampling import Sampler
 
 # Smaller noise, or a term in its computation, may be below the smallest normal float32. It could be
 # flushed to zero although the sum is not.
@@ -142,8 +143,8 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> NoiseState:
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     refused, points = jnp.zeros([], jnp.uint32), jnp.zeros([], jnp.uint32)
-    # `_signed` replaces the second zero by the checksum.
-    imprint = Imprint(values, _fingerprint(key), refused, refused, points)
+    # `_signed` replaces `check` by the checksum.
+    imprint = Imprint(values, key=_fingerprint(key), refused=refused, check=refused, points=points)
     return NoiseState(count, _copy_key(key), mechanism, _signed(count, imprint))
 
 
@@ -156,7 +157,7 @@ def replace_key(state: State, key: jax.Array) -> State:
 
 def check_state(state: NoiseState, mechanism: Mechanism) -> None:
     """Raises an error if types, shapes or static fields of `state` do not match."""
-    if not is_ledger(state):
+    if not is_noise_state(state):
         raise TypeError(
             f"The noise stage needs its own state, got {kind_of(state)}. A checkpoint that was "
             "restored without a target holds arrays only. Restore it into `tx.init(params)`, and "
@@ -176,8 +177,8 @@ def refusals(state: NoiseState, mechanism: Mechanism) -> jax.Array:
 
     The reasons are bits of a uint32; 0 for none.
     """
-    # `safe_increment` stops at the largest count, and the last noise would be added again.
     found = _refusals(state.count, state.key, state.imprint, _values(mechanism))
+    # `safe_increment` stops at the largest count, and the last noise would be added again.
     return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
@@ -205,13 +206,13 @@ def _refusals(count: jax.Array, key: jax.Array, imprint: Imprint, values: np.nda
 _read_refusals = jax.jit(_refusals)
 
 
-def count_release(state: State, refused: jax.Array, points: int) -> State:
+def count_release(state: State, refused: jax.Array, points_code: int) -> State:
     """Returns the state after a release, counted even if it was refused.
 
-    `points` is the `points_code` of its gradients.
+    `points_code` is that of its gradients.
     """
     # `full_like` keeps the placement of the array.
-    code = jnp.full_like(state.imprint.points, np.uint32(points))
+    code = jnp.full_like(state.imprint.points, np.uint32(points_code))
     imprint = dataclasses.replace(state.imprint, points=code)
     state = dataclasses.replace(state, imprint=imprint)
     return _counted(state, optax.safe_increment(state.count), refused)
@@ -227,12 +228,12 @@ def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
     return dataclasses.replace(state, count=count, imprint=signed)
 
 
-def is_ledger(x: object) -> TypeGuard[NoiseState]:
+def is_noise_state(x: object) -> TypeGuard[NoiseState]:
     """Returns whether `x` is the state of a noise stage."""
     return isinstance(x, NoiseState)
 
 
-def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
+def check_noise_and_batch_size(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
     """Returns both numbers, or raises an error that names the invalid one."""
     for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
         if not isinstance(value, numbers.Real):
@@ -250,6 +251,14 @@ def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, 
             "examples, or of users, per step."
         )
     return float(noise_multiplier), batch_size
+
+
+def checked_mechanism(
+    noise_multiplier: float, batch_size: float, sampler: "Sampler | None" = None, **fields: Any
+) -> Mechanism:
+    """Returns the mechanism of a noise stage, with checked numbers and the law of its sampler."""
+    checked = check_noise_and_batch_size(noise_multiplier, batch_size)
+    return Mechanism(*checked, sampler=None if sampler is None else sampler.law, **fields)
 
 
 def check_scale(mechanism: Mechanism, sensitivity: float) -> None:

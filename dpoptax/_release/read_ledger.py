@@ -17,7 +17,7 @@ from dpoptax._release.ledger import (
     Mechanism,
     NoiseState,
     check_imprint,
-    is_ledger,
+    is_noise_state,
     refusals_so_far,
 )
 from dpoptax._support.fingerprints import key_fingerprint
@@ -138,15 +138,15 @@ def read_ledgers(opt_state: PyTree) -> LedgerReadings:
 
 def states_in(opt_state: PyTree) -> list[NoiseState]:
     """Returns the states of noise stages, with variables of `nnx` as arrays."""
-    leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
-    return [leaf for leaf in leaves if is_ledger(leaf)]
+    leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_noise_state)
+    return [leaf for leaf in leaves if is_noise_state(leaf)]
 
 
 def _warn_about_points(opt_state: PyTree) -> None:
     """Warns if a method's points were not used in the last release."""
     opt_state = strip_variables(opt_state)
-    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_ledger)
-    releases = [(path, int(x.imprint.points)) for path, x in leaves if is_ledger(x)]
+    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_noise_state)
+    releases = [(path, int(x.imprint.points)) for path, x in leaves if is_noise_state(x)]
     unused = unused_trackers(opt_state, releases)
     if unused:
         warnings.warn(

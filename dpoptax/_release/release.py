@@ -84,7 +84,7 @@ def release(
     # Rounding to the parameters' dtype is post-processing.
     if params is not None:
         released = _in_dtypes_of(params, released)
-    return released, (mean, extra), count_release(state, refused, terms.points)
+    return released, (mean, extra), count_release(state, refused, terms.points_code)
 
 
 def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpoptax._clips.clip import Clip
+from dpoptax._clips.clip import Clip, check_bound
 from dpoptax._support.tree import PyTree, widen
 from dpoptax._support.xla import check_settings, keeps_order, materialize, unstack
 
@@ -204,7 +204,7 @@ def clip_coefficients(
     """
     check_settings()
     check_rounding(tau)
-    check_bound(clip.sensitivity)
+    check_bound("The clipping bound", clip.sensitivity, MINIMUM_BOUND)
     own = np.array([piece.group for piece in pieces])
     inside = (np.arange(1 + max(groups))[:, None] == own)[:, :, None]  # (groups, pieces, 1)
     # All terms are positive, so rounding is relative to the sum itself.
@@ -250,13 +250,3 @@ def sum_statistic(
 def is_in_range(norms: jax.Array, absolute: jax.Array) -> jax.Array:
     """Returns whether n⁺ and S/M are numbers in the working range."""
     return (norms < _LARGEST_NORM) & (absolute < _LARGEST_NORM)
-
-
-def check_bound(sensitivity: float) -> None:
-    """Raises an error for a clipping bound below the working range."""
-    if sensitivity < MINIMUM_BOUND:
-        raise ValueError(
-            f"The clipping bound must be at least {MINIMUM_BOUND:.2g}, got {sensitivity:g}. "
-            "Smaller numbers may be flushed to zero in float32. Scale the loss and the bound by "
-            "the same factor."
-        )

@@ -19,6 +19,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import dp_event
 
+from dpoptax._pricing.best_trial import NumberOfTrials
 from dpoptax._pricing.custom_events import WorstOfDpEvent as _WorstOfDpEvent
 from dpoptax._pricing.events import SHAPES
 from dpoptax._pricing.events import hashable as _hashable
@@ -28,7 +29,6 @@ from dpoptax._pricing.privacy_event import (
     joined,
     privacy_event,
 )
-from dpoptax._pricing.selection import NumberOfTrials
 
 __all__ = ["SHAPES", "all_of", "best_of_random", "draw_number", "likely_number"]
 

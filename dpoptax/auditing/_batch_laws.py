@@ -56,7 +56,7 @@ class Marked(NamedTuple):
     drawn: int
 
 
-class Step(NamedTuple):
+class Draw(NamedTuple):
     """The law of one step, given the earlier batches.
 
     Attributes:
@@ -89,7 +89,7 @@ class Step(NamedTuple):
         return [Marked(int(drawn[0]), self.trials, int(members[0]), total)]
 
 
-Law: TypeAlias = Generator[Step, Integers, None]
+Law: TypeAlias = Generator[Draw, Integers, None]
 """Yields the law of each step, and is sent the rows that the step drew."""
 
 
@@ -97,7 +97,7 @@ def independent(sizes: tuple[int, ...], rates: tuple[float, ...], most: int | No
     """Every record of pool c with probability q_c, independently; large batches are cut."""
     labels = np.repeat(np.arange(len(sizes)), sizes)
     while True:
-        yield Step(labels, rates, most)
+        yield Draw(labels, rates, most)
 
 
 def epochs(size: int, batch_size: int, steps: int) -> Law:
@@ -107,7 +107,7 @@ def epochs(size: int, batch_size: int, steps: int) -> Law:
         place = step % steps
         labels = everyone if place == 0 else labels
         number = min(batch_size, size - place * batch_size)
-        rows = yield Step(labels, (1.0,), trials=number)
+        rows = yield Draw(labels, (1.0,), trials=number)
         labels = labels.copy()
         labels[rows] = NO_POOL
 
@@ -119,7 +119,7 @@ def allocation(size: int, period: int, participations: int = 1) -> Law:
         if left == period:
             to_go = np.full(size, participations)
         rates = tuple(min(1.0, (pool + 1) / left) for pool in range(participations))
-        rows = yield Step(to_go - 1, rates)
+        rows = yield Draw(to_go - 1, rates)
         to_go[rows] -= 1
 
 
@@ -132,7 +132,7 @@ def cyclic(size: int, group_size: int, length: int, rate: float, most: int) -> L
     for step in itertools.count():
         unseen = np.where(group == NO_POOL, 1, NO_POOL)
         labels = np.where(group == step % length, 0, unseen)
-        rows = yield Step(labels, (rate, rate), most, group_size)
+        rows = yield Draw(labels, (rate, rate), most, group_size)
         group[rows] = step % length
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpoptax.auditing._batch_laws import NO_POOL, Count, Integers, Law, Marked, Step
+from dpoptax.auditing._batch_laws import NO_POOL, Count, Draw, Integers, Law, Marked
 from dpoptax.auditing._exact_scores import (
     FALSE_ALARM,
     Array,
@@ -96,7 +96,7 @@ class _Scan:
         self._matches: list[tuple[int, ...]] = []
         self._drawn: list[list[tuple[Integers, Integers]]] = [[] for _ in partitions]
 
-    def read(self, step: int, rows: Integers, law: Step) -> None:
+    def read(self, step: int, rows: Integers, law: Draw) -> None:
         """Counts the batch of a step."""
         labels = law.labels
         if labels is not self._labels:

@@ -11,7 +11,7 @@ import optax
 
 from dpoptax._points.points import GradientPoints, gradient_points
 from dpoptax._random.keys import fold_in
-from dpoptax._release.ledger import is_ledger, replace_key
+from dpoptax._release.ledger import is_noise_state, replace_key
 from dpoptax._support.tree import PyTree
 from dpoptax.auditing._game import Game, leaf_projections
 
@@ -25,7 +25,7 @@ Look = Callable[[PyTree, GradientPoints], jax.Array]
 
 def _releases(opt_state: PyTree) -> jax.Array:
     """Returns counts and refusals of all ledgers, in tree order, (ledgers, 2)."""
-    states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
+    states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_noise_state) if is_noise_state(x)]
     found = [(x.count, x.imprint.refused.astype(jnp.int32)) for x in states]
     return jnp.array(found, jnp.int32).reshape(-1, 2)
 
@@ -80,11 +80,11 @@ def _with_fresh_keys(opt_state: PyTree, key: jax.Array) -> PyTree:
         return fold_in(fold_in(old, high), low)
 
     def fresh(leaf: Any) -> Any:
-        if is_ledger(leaf):
+        if is_noise_state(leaf):
             return replace_key(leaf, folded(leaf.key))
         return folded(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
-    return jax.tree.map(fresh, opt_state, is_leaf=is_ledger)
+    return jax.tree.map(fresh, opt_state, is_leaf=is_noise_state)
 
 
 def _some_draws(game: Game, key: jax.Array, included: bool | jax.Array) -> DrawnBatches:

@@ -15,7 +15,7 @@ from dpoptax._pricing.trade_off_functions import (
     approximate_trade_off,
     gaussian_trade_off,
 )
-from dpoptax._release.ledger import count_releases, is_ledger
+from dpoptax._release.ledger import count_releases, is_noise_state
 from dpoptax._release.read_ledger import ledgers, read_ledgers
 from dpoptax._support.rounded import epsilon_text
 from dpoptax._support.tree import PyTree
@@ -269,6 +269,6 @@ def state_after(game: Game, releases: jax.Array) -> PyTree:
     seen = iter(np.asarray(releases).tolist())
 
     def spent(leaf: Any) -> Any:
-        return count_releases(leaf, *next(seen)) if is_ledger(leaf) else leaf
+        return count_releases(leaf, *next(seen)) if is_noise_state(leaf) else leaf
 
-    return jax.tree.map(spent, game.transform.init(game.params), is_leaf=is_ledger)
+    return jax.tree.map(spent, game.transform.init(game.params), is_leaf=is_noise_state)

@@ -5,11 +5,11 @@ everything after it is post-processing. `docs/results/index.md` compares them wi
 methods.
 """
 
-from dpoptax._clips.clipping_functions import psac_clip
-from dpoptax._release.adaptive import adaptive_clip, adaptive_gaussian_noise
+from dpoptax.contrib._adam_bc import adam_bc
+from dpoptax.contrib._adaptive import adaptive_clip, adaptive_gaussian_noise
 from dpoptax.contrib._geodp import HypersphericalClip, geodp, hyperspherical_clip
 from dpoptax.contrib._inner_outer import inner_outer
-from dpoptax.filters._lp_adam import adam_bc
+from dpoptax.contrib._psac import psac_clip
 
 __all__ = [
     "HypersphericalClip", "adam_bc", "adaptive_clip", "adaptive_gaussian_noise",

@@ -14,7 +14,7 @@ from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._clips.clip import UnitClip, clip_norm, positive
 from dpoptax._random.keys import check_threefry_key
 from dpoptax._random.tree_noise import standard_normal
-from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
+from dpoptax._release.ledger import NoiseState, begin, checked_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.tree import PyTree, float32_at_least, widen
 
@@ -65,8 +65,7 @@ def geodp(
     """
     if not (isinstance(beta, (int, float)) and 0.0 < beta <= 1.0):
         raise ValueError(f"`beta` must be in (0, 1], got {beta!r}.")
-    noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
-    mechanism = Mechanism(noise_multiplier, batch_size, unproven=UNPROVEN)
+    mechanism = checked_mechanism(noise_multiplier, batch_size, unproven=UNPROVEN)
     key = check_threefry_key(key)
 
     def init_fn(params: PyTree) -> NoiseState:

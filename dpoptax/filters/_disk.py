@@ -115,13 +115,13 @@ def _filter(gain: float, accumulator_dtype: DTypeLike | None) -> optax.GradientT
         del params
         check_released("disk", updates)
         kappa = jnp.where(state.count == 0, 1.0, gain)
-        estimate = jax.tree.map(lambda e, g: corrected(e, g, kappa), state.estimate, updates)
+        estimate = jax.tree.map(lambda e, g: kalman_step(e, g, kappa), state.estimate, updates)
         out = optax.tree.cast_like(estimate, updates)
         return out, DiskFilterState(optax.safe_increment(state.count), estimate)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def corrected(estimate: jax.Array, gradient: jax.Array, gain: float | jax.Array) -> jax.Array:
+def kalman_step(estimate: jax.Array, gradient: jax.Array, gain: float | jax.Array) -> jax.Array:
     """Returns Kalman's correction (1 − k) e + k g of the estimate e, in e's dtype."""
     return ((1.0 - gain) * estimate + gain * gradient.astype(estimate.dtype)).astype(estimate.dtype)

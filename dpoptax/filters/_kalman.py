@@ -10,8 +10,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._clipped_sum.clipped_sum import check_released
 from dpoptax._support.tree import PyTree, check_decays, check_stddev
-from dpoptax.filters._disk import corrected
-from dpoptax.filters._doppler import mean_share
+from dpoptax.filters._disk import kalman_step
 
 
 def kalman_gain(*, noise_stddev: float, drift_stddev: float, hessian_stddev: float = 0.0) -> float:
@@ -142,7 +141,7 @@ def adaptive_kalman(
         gain, drift, variance = _estimate_gain(state, power, counts, noise, decay)
         gains = gain if per_leaf else jnp.broadcast_to(gain, (len(gradients),))
         estimates = [
-            corrected(e, g, k) for e, g, k in zip(estimates, gradients, gains, strict=True)
+            kalman_step(e, g, k) for e, g, k in zip(estimates, gradients, gains, strict=True)
         ]
         out = [e.astype(g.dtype) for e, g in zip(estimates, gradients, strict=True)]
         count = optax.safe_increment(state.count)
@@ -164,12 +163,22 @@ def _estimate_gain(
     # The mean square of the innovation is drift + noise + variance.
     drift = decay * state.drift + (1.0 - decay) * (power - noise - state.variance)
     forgotten = jnp.power(decay, jnp.maximum(state.count, 1))
-    error = jnp.sqrt(2.0 * mean_share(decay, forgotten) / sizes) * (noise + state.variance)
+    error = jnp.sqrt(2.0 * _mean_share(decay, forgotten) / sizes) * (noise + state.variance)
     predicted = state.variance + _mean_above_zero(drift / (1.0 - forgotten), error)
     first = state.count == 0
     gain = jnp.where(first, 1.0, predicted / (predicted + noise))
     variance = jnp.where(first, noise, (1.0 - gain) * predicted)
     return gain, jnp.where(first, 0.0, drift), variance
+
+
+def _mean_share(decay: float, forgotten: jax.Array) -> jax.Array:
+    """Returns the variance share of a running mean of n steps with weights w_i ∝ β^i.
+
+        Σ w_i² = (1 − β)/(1 + β) · (1 + β^n)/(1 − β^n)
+
+    The mean multiplies the variance of independent noise by it. `forgotten` is β^n.
+    """
+    return (1.0 - decay) / (1.0 + decay) * (1.0 + forgotten) / (1.0 - forgotten)
 
 
 def _mean_above_zero(estimate: jax.Array, error: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._support.tree import PyTree, check_decays, check_known, check_stddev, float32_at_least
-from dpoptax.filters._doppler import LowPassState, low_pass
+from dpoptax.filters._low_pass import LowPassState, low_pass
 
 
 class ScaleByLpAdamState(NamedTuple):
@@ -44,7 +44,7 @@ def scale_by_lp_adam(
     t starts at 0 and m_t is bias-corrected. The second moment is that of the *unfiltered*
     privatized gradient, whose noise is white. v̂ therefore estimates g² + stddev², and the known
     stddev² is subtracted. b = (1 − β₁,), a = (−β₁,) is Adam's own momentum, and with `stddev` it is
-    DP-AdamBC; see `adam_bc`.
+    DP-AdamBC; see `dpoptax.contrib.adam_bc`.
 
     For low-rank projection, use it with optax's GaLore: `optax.contrib.scale_by_galore(rank,
     base_optimizer=scale_by_lp_adam(b, a))`. The projector is post-processing, but aligns with the
@@ -137,39 +137,3 @@ def lp_adam(
         scale_by_lp_adam(b, a, b2=b2, eps=eps, stddev=stddev),
         optax.scale_by_learning_rate(learning_rate),
     )
-
-
-def adam_bc(
-    learning_rate: optax.ScalarOrSchedule,
-    *,
-    stddev: float,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float | None = None,
-) -> optax.GradientTransformation:
-    """Applies DP-AdamBC, which corrects Adam's second moment for the noise.
-
-        update_t = −learning_rate · m̂_t / max(√max(v̂_t − stddev², 0), eps)
-
-    If the noise outweighs the gradients, Adam's v̂ is about stddev² everywhere and Adam is SGD with
-    momentum. Without that term the denominators differ again. This is `scale_by_lp_adam` with
-    b = (1 − b1,), a = (−b1,), and its units, privacy and defaults.
-
-    Args:
-      learning_rate: a number or a schedule.
-      stddev: the absolute standard deviation of the noise in the released mean; see
-        `dpoptax.extend.noise_stddev`.
-      b1: decay of the first moment, in [0, 1).
-      b2: decay of the second moment, in [0, 1).
-      eps: the smallest denominator; the paper's γ′ is its square.
-
-    Raises:
-      ValueError: a number is out of range.
-
-    Source: Tang et al., "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
-    Correction)", 2024, Algorithm 1.
-
-    >>> tx = adam_bc(1e-3, stddev=1.1 * 1.0 / 256)
-    """
-    check_decays(b1=b1)
-    return lp_adam(learning_rate, (1.0 - b1,), (-b1,), b2=b2, eps=eps, stddev=stddev)

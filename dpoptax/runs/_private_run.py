@@ -303,8 +303,8 @@ def noise_stage(
         "key": key,
         "sampler": plan.sampler,
     }
-    if not (clip is None or isinstance(clip, int | float)):
-        from dpoptax._release.adaptive import QuantileClip, adaptive_gaussian_noise
+    if getattr(clip, "own_stage", None):
+        from dpoptax.contrib._adaptive import QuantileClip, adaptive_gaussian_noise
 
         if isinstance(clip, QuantileClip):
             _check_not_adaptive(plan, clip)

@@ -236,6 +236,7 @@ class Sampler(abc.ABC):
         return Sample(indices[places], (np.arange(self.padded_size) < len(drawn))[places])
 
 
+# The cached list is mutable: `_keep` replaces its only entry.
 @functools.lru_cache(maxsize=64)
 def _kept_results(sampler: Sampler) -> list[Any]:
     return [None]

@@ -21,7 +21,7 @@ class CyclicPoissonSampler(CutSampler):
     (`dpoptax.matrix`). If B = g, every record takes part in every turn of its group: the batches
     have a fixed order, without amplification. cycle_length = 1 is Poisson sampling.
 
-    Up to cycle_length − 1 leftover records are never drawn. A draw larger than `padded_size` is cut
+    Up to cycle_length − 1 leftover records are never drawn. A draw above the largest size is cut
     to a uniformly random subset. A step is cut with probability 10^-12, which is accounted for.
 
     Privacy: "replace-special": a record is replaced by one that contributes zero; N is public. A

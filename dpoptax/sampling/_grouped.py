@@ -22,8 +22,8 @@ class GroupedPoissonSampler(CutSampler):
 
         p_g = w_g B / Σ_h w_h N_h,   for every record of group g
 
-    Records are sorted by group: the first N_0 records are group 0, and so on. A draw larger than
-    `padded_size` is cut to a uniformly random subset. A step is cut with probability 10^-18;
+    Records are sorted by group: the first N_0 records are group 0, and so on. A draw above the
+    largest size is cut to a uniformly random subset. A step is cut with probability 10^-18;
     `dp_event` includes this probability, and δ covers it.
 
     Privacy: add-or-remove-one. Every record is priced with the largest probability. A record that
@@ -93,8 +93,8 @@ class GroupedPoissonSampler(CutSampler):
                 )
             ]
         )
-        if len(drawn) > self.padded_size:
-            drawn = drawn[draws.subset(len(drawn), self.padded_size)]
+        if len(drawn) > self._largest:
+            drawn = drawn[draws.subset(len(drawn), self._largest)]
         return self._pad(drawn, draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":

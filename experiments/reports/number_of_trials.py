@@ -11,7 +11,7 @@ import dp_accounting as dpa
 from scipy import optimize
 
 from dpoptax import accounting
-from dpoptax._pricing.selection import NumberOfTrials
+from dpoptax._pricing.best_trial import NumberOfTrials
 from dpoptax.accounting import selection
 from dpoptax.training.run import files
 

@@ -10,7 +10,7 @@ import optax
 
 from dpoptax._points.points import gradient_points
 from dpoptax.filters._disk import disk
-from dpoptax.filters._doppler import low_pass
+from dpoptax.filters._low_pass import low_pass
 from experiments.studies.rows import Findings, Row, over, pick, verdict
 
 NOISES = (0.1, 0.3, 1.0)

@@ -35,7 +35,7 @@ def _log_delta(interval, towards, steps, epsilon):
     ("steps", "interval", "towards"), [(1, 0.5, 0.6), (30, 0.1, 0.6), (10**5, 3e-3, 0.5008)]
 )
 def test_coin_epsilon_is_tight(steps, interval, towards, delta):
-    found = composition.epsilon_of([(_coin(interval, towards), steps)], interval, delta)
+    found = composition.composed_epsilon([(_coin(interval, towards), steps)], interval, delta)
     if found == 0:
         assert _log_delta(interval, towards, steps, 0.0) <= math.log(delta)
         return
@@ -47,7 +47,7 @@ def test_coin_epsilon_is_tight(steps, interval, towards, delta):
 def test_composes_several_kinds_of_steps():
     interval, kinds = 0.1, [(0.6, 12), (0.53, 9)]
     pairs = [(_coin(interval, towards), count) for towards, count in kinds]
-    found = composition.epsilon_of(pairs, interval, 1e-4)
+    found = composition.composed_epsilon(pairs, interval, 1e-4)
     masses = np.ones(1)
     for towards, count in kinds:
         for _ in range(count):
@@ -64,15 +64,15 @@ def test_rare_large_loss_costs_next_to_nothing():
 
     def epsilon(masses):
         pair = PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, interval)
-        return composition.epsilon_of([(pair, 4000)], interval, 1e-5)
+        return composition.composed_epsilon([(pair, 4000)], interval, 1e-5)
 
     assert epsilon({**usual, 500: 1e-22}) == pytest.approx(epsilon(usual), rel=1e-6)
 
 
 def test_infinite_loss_is_charged_to_delta():
     pair = PrivacyLossDistribution.create_from_rounded_probability({0: 1 - 1e-6}, 1e-6, 0.1)
-    assert composition.epsilon_of([(pair, 9)], 0.1, 0.99 * (1 - (1 - 1e-6) ** 9)) == math.inf
-    assert composition.epsilon_of([(pair, 9)], 0.1, 1.01 * (1 - (1 - 1e-6) ** 9)) == 0.0
+    assert composition.composed_epsilon([(pair, 9)], 0.1, 0.99 * (1 - (1 - 1e-6) ** 9)) == math.inf
+    assert composition.composed_epsilon([(pair, 9)], 0.1, 1.01 * (1 - (1 - 1e-6) ** 9)) == 0.0
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-13])

@@ -10,8 +10,8 @@ from dp_accounting.pld import privacy_loss_distribution as losses
 from scipy import optimize, special, stats
 
 from dpoptax import accounting
+from dpoptax._pricing import best_trial as price
 from dpoptax._pricing import curves
-from dpoptax._pricing import selection as price
 from dpoptax.accounting import selection
 from tests.helpers import event_epsilon
 

@@ -160,7 +160,7 @@ def test_detects_upward_import(module, line):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("_clips.clip", "from dpoptax._clips.clipping_functions import PsacClip"),
+        ("_clips.clip", "from dpoptax._clips.clipping_functions import NormalizedClip"),
         ("matrix._participation", "from dpoptax.matrix._strategies import BandedToeplitz"),
         ("training.run.step", "from dpoptax.training.search import sweep"),
     ],

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clipped_sum.clip_per_example import clip_each
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._clips.clip import Clip, UnitClip, clip_norm, positive
 from dpoptax._points.points import ReferenceState
 from dpoptax._random.keys import check_noise_key
 from dpoptax._release.gaussian import noisy_mean_of
-from dpoptax._release.ledger import Mechanism, NoiseState, begin, check_mechanism
+from dpoptax._release.ledger import NoiseState, begin, checked_mechanism
 from dpoptax._release.release import release
 from dpoptax._support.serialization import SerializableState
 from dpoptax._support.tree import PyTree
@@ -49,18 +48,6 @@ class QuantileClip(UnitClip):
     quantile: float
     learning_rate: float
     count_share: float
-
-    def encode(self, grads: PyTree, reference: PyTree) -> CountedGradient:
-        """Returns each example's `CountedGradient`, NaN if its gradient is not finite."""
-        clipped = clip_each(self.scaling(reference), grads)
-        gradient = [
-            unit * coefficient.reshape((-1,) + (1,) * (unit.ndim - 1))
-            for unit, coefficient in zip(clipped.units, clipped.coefficients, strict=True)
-        ]
-        count = self.statistic(clipped.norms, reference)
-        gradient = jax.tree.unflatten(jax.tree.structure(grads), gradient)
-        # A NaN count marks the whole example as not finite, so it adds zero to both parts.
-        return CountedGradient(gradient, jnp.where(clipped.used, count, jnp.nan))
 
     def scaling(self, reference: PyTree) -> "_ToThreshold":
         """Returns the scaling by √(1 − ρ) min(1/C_t, 1/‖g‖)."""
@@ -223,11 +210,7 @@ def adaptive_gaussian_noise(
     """
     if not isinstance(clip, QuantileClip):
         raise TypeError(f"`clip` must be a `dpoptax.contrib.adaptive_clip(...)`, got {clip!r}.")
-    mechanism = Mechanism(
-        *check_mechanism(noise_multiplier, batch_size),
-        fixed_point=fixed_point,
-        sampler=None if sampler is None else sampler.law,
-    )
+    mechanism = checked_mechanism(noise_multiplier, batch_size, sampler, fixed_point=fixed_point)
     key = check_noise_key(key)
 
     def init_fn(params: PyTree) -> AdaptiveNoiseState:

@@ -28,16 +28,6 @@ class LowPassState(NamedTuple):
     correction: jax.Array
 
 
-def mean_share(decay: float, forgotten: jax.Array) -> jax.Array:
-    """Returns the variance share of a running mean of n steps with weights w_i ∝ β^i.
-
-        Σ w_i² = (1 − β)/(1 + β) · (1 + β^n)/(1 − β^n)
-
-    The mean multiplies the variance of independent noise by it. `forgotten` is β^n.
-    """
-    return (1.0 - decay) / (1.0 + decay) * (1.0 + forgotten) / (1.0 - forgotten)
-
-
 def low_pass(
     b: Sequence[float],
     a: Sequence[float] = (),
@@ -81,8 +71,8 @@ def low_pass(
     """
     if start not in ("corrected", "steady", "zero"):
         raise ValueError(f"`start` must be 'corrected', 'steady' or 'zero', got {start!r}.")
-    b, a = validate(b, a, correctable=start == "corrected")
-    order = max(len(a), len(b) - 1)
+    b, a = coefficients = validate(b, a, correctable=start == "corrected")
+    order = coefficients.order
     taps = tuple(b) + (0.0,) * (order + 1 - len(b))
     feedback = (0.0, *a) + (0.0,) * (order - len(a))
     # The buffers after a constant input of 1, to start in the steady state.
