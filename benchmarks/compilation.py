@@ -1,7 +1,7 @@
 """Times the compilation of steps and counts their operations.
 
-`python -m benchmarks compilation` builds each step in a separate process: without privacy, with
-DP-SGD and with DiSK on the whole batch, and with DP-SGD in the micro-batches that are the default.
+`python -m benchmarks compilation` builds each step in a separate process: without privacy on the
+whole batch, with DP-SGD and DiSK in the default micro-batches, and with DP-SGD on the whole batch.
 Processor time of all threads is counted, so other programs on the machine change it less than wall
 time.
 """
@@ -26,9 +26,9 @@ from dpoptax.training.run.files import markdown_table
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = \S+ ([\w\-]+)\(", re.MULTILINE)
 _STEPS = {
     "non-private": ("non-private", "dp-sgd", True),
-    "DP-SGD": ("dpoptax auto", "dp-sgd", True),
-    "DP-SGD, micro-batches": ("dpoptax auto", "dp-sgd", False),
-    "DiSK": ("dpoptax auto", "disk", True),
+    "DP-SGD": ("dpoptax auto", "dp-sgd", False),
+    "DP-SGD, whole batch": ("dpoptax auto", "dp-sgd", True),
+    "DiSK": ("dpoptax auto", "disk", False),
 }  # library, algorithm, and whether on the whole batch
 
 

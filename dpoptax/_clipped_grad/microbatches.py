@@ -37,9 +37,9 @@ class Engine(NamedTuple):
     """Computes clipped sums.
 
     Attributes:
-      sum: sums one micro-batch; see `EngineSum`. Its total is complete for "vmap". For "auto", it is
-        a dict of sums by bundles of leaves, with the clip's statistic; otherwise the summed
-        gradient, with the statistic.
+      sum: sums one micro-batch; see `EngineSum`. The total of "vmap" is complete. That of "auto" is
+        a dict of sums by bundles of leaves, with the clip's statistic, and otherwise the summed
+        gradient with the statistic.
       join: `join(params, total)` returns a total shaped like the parameters, or as the clip encodes
         it. It runs after the loop over micro-batches, which then carries fewer arrays.
       in_backward: whether the engine sums during the backward pass. On a mesh, it then adds sums
