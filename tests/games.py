@@ -117,8 +117,8 @@ def hyperspherical(noise_multiplier=1.0):
 
 def skip_games(monkeypatch):
     """Skips the audits of many runs, which use neither the model nor the data of a config."""
-    from dpoptax.training import audit  # needs packages that the library does not
+    from dpoptax.training import task_audit  # needs packages that the library does not
 
     given = auditing.AuditResult(1.0, 0.5, 1e-5, 0.999, 100, "white-box", "none", 0.0)
     monkeypatch.setattr(auditing, "audit", lambda *args, **options: given)
-    monkeypatch.setattr(audit, "_worst_example", lambda run: None)
+    monkeypatch.setattr(task_audit, "_worst_example", lambda run: None)

@@ -132,6 +132,16 @@ def test_no_circle_of_imports():
     assert circle(modules()) is None
 
 
+def test_no_two_modules_or_classes_share_a_name():
+    paths = [path for path in ROOT.rglob("*.py") if path.name != "__init__.py"]
+    nodes = (node for path in paths for node in ast.parse(path.read_text("utf-8")).body)
+    for names in (
+        [path.stem.lstrip("_") for path in paths],
+        [node.name for node in nodes if isinstance(node, ast.ClassDef)],
+    ):
+        assert sorted(names) == sorted(set(names))
+
+
 def test_trainer_cli_and_integrations_use_only_public_names():
     private = [
         f"{a} imports {b}"

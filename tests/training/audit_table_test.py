@@ -5,7 +5,7 @@ import pytest
 
 from dpoptax import auditing
 from dpoptax.auditing import _result
-from dpoptax.training import audit
+from dpoptax.training import task_audit
 from dpoptax.training.cli.main import main
 from dpoptax.training.config import load_config
 from tests.games import skip_games
@@ -36,46 +36,46 @@ def _many_runs(mu):
 
 def _rows(mu=1.0):
     return [
-        audit.Audited("DP-SGD", "one release", _many_runs(mu)),
-        audit.Audited("DP-SGD", "6 steps", _many_runs(1.0)),
+        task_audit.Audited("DP-SGD", "one release", _many_runs(mu)),
+        task_audit.Audited("DP-SGD", "6 steps", _many_runs(1.0)),
     ]
 
 
 def test_every_bound_has_a_row_and_a_note():
     rows = _rows()
-    lines = audit.table(rows).splitlines()[2:]
+    lines = task_audit.table(rows).splitlines()[2:]
     methods = [bound.method for row in rows for bound in row.result.bounds]
     assert [line.split("|")[7].strip() for line in lines] == methods
     assert len(methods) == 4
-    notes = "\n".join(audit.notes(rows))
+    notes = "\n".join(task_audit.notes(rows))
     assert all(f"By {method}: " in notes for method in methods)
-    assert "VIOLATED" not in audit.table(rows)
+    assert "VIOLATED" not in task_audit.table(rows)
     assert not any(row.violated for row in rows)
 
 
 def test_rounds_claims_up_and_bounds_down():
     found = auditing.AuditResult(1.0001, 0.9999, 1e-5, 0.999, 100, "white-box", "largest", 0.1)
     assert "claimed ε = 1.001, audited ε ≥ 0.999 " in str(found)
-    row = audit.table([audit.Audited("DP-SGD", "one release", found)]).splitlines()[-1]
+    row = task_audit.table([task_audit.Audited("DP-SGD", "one release", found)]).splitlines()[-1]
     assert [cell.strip() for cell in row.split("|")[5:7]] == ["1.001", "0.999"]
 
 
 def test_reports_refuted_claim_in_row_and_notes():
     rows = _rows(mu=1.2)
     assert [row.violated for row in rows] == [True, False]
-    marked = [line for line in audit.table(rows).splitlines() if "VIOLATED" in line]
+    marked = [line for line in task_audit.table(rows).splitlines() if "VIOLATED" in line]
     assert len(marked) == 1
     assert "f-DP of the claim" in marked[0]
-    assert "DP-SGD, one release, white-box: the claim is refuted." in audit.notes(rows)
+    assert "DP-SGD, one release, white-box: the claim is refuted." in task_audit.notes(rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (1.2, 1)])
 def test_command_prints_bounds_and_fails_on_refuted_claim(monkeypatch, capsys, mu, code):
-    monkeypatch.setattr(audit, "audit_task", lambda *args, **kwargs: _rows(mu))
+    monkeypatch.setattr(task_audit, "audit_task", lambda *args, **kwargs: _rows(mu))
     assert main(["audit", "configs/digits/dp_sgd.py"]) == code
     printed = capsys.readouterr().out
-    assert audit.table(_rows(mu)) in printed
+    assert task_audit.table(_rows(mu)) in printed
     assert "Each bound alone holds with 99.9 % confidence, at δ = 1e-05." in printed
 
 
@@ -91,9 +91,9 @@ def test_says_first_how_many_attacks_take_how_long(
     monkeypatch, capsys, config, trials, attacks, minutes
 ):
     skip_games(monkeypatch)
-    monkeypatch.setattr(audit, "_full_batch", lambda run: None)
+    monkeypatch.setattr(task_audit, "_full_batch", lambda run: None)
     monkeypatch.setattr(auditing, "canary_gradient", lambda *args, **options: None)
-    rows = audit.audit_task(load_config(config).task(), trials=trials, progress=True)
+    rows = task_audit.audit_task(load_config(config).task(), trials=trials, progress=True)
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith(
         f"dpoptax: {attacks} attacks, which take about {minutes} minutes together"

@@ -221,7 +221,7 @@ def _sweep(arguments: list[str]) -> int:
 
 def _audit(arguments: list[str]) -> int:
     try:
-        from dpoptax.training import audit
+        from dpoptax.training import task_audit
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`dpoptax audit` needs {error.name}, which is not installed. Run: pip install "
@@ -243,14 +243,14 @@ def _audit(arguments: list[str]) -> int:
     rows = [
         row
         for task in tasks
-        for row in audit.audit_task(
+        for row in task_audit.audit_task(
             task, trials=given.trials, confidence=given.confidence, progress=True
         )
     ]
-    print(audit.table(rows))
+    print(task_audit.table(rows))
     confidence, delta = 100 * given.confidence, rows[0].result.delta
     print(f"\nEach bound alone holds with {confidence:g} % confidence, at δ = {delta:g}.")
-    print("\n".join(audit.notes(rows)))
+    print("\n".join(task_audit.notes(rows)))
     return 1 if any(row.violated for row in rows) else 0
 
 
