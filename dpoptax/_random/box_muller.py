@@ -14,6 +14,7 @@ from dpoptax._support.xla import materialize, places
 
 # Up to this many numbers are stored as pairs. Tuned by hand on one x86 CPU.
 _MAX_PAIRED_SIZE = 2**20
+_VECTOR = 64  # pairs are hashed in multiples of this
 _STREAM = 1  # a stream of hashes that `jax.random` does not use
 _SIGN = 0x80000000
 # Odd. The quotients of the continued fraction of this number over 2³² are at most 3, so its
@@ -97,15 +98,18 @@ def normal_vector(key: jax.Array, size: int) -> jax.Array:
     one complex number, which both halves read. For large vectors this costs more than it saves,
     because allocations above 32 MB request new pages from the operating system in every step.
     """
+    half = -(-size // 2)
 
     def by_pairs() -> jax.Array:
-        words = words_at(key, places((-(-size // 2),)), (_STREAM,))
+        # XLA's CPU loops over an odd number of elements take five times as long.
+        words = words_at(key, places((half + -half % _VECTOR,)), (_STREAM,))
         radius, low, high, signs = _polar(*words)
         x, y = _signed(radius * low, signs), _signed(radius * high, signs << 1)
-        pairs = materialize(lax.complex(x, y))
+        pairs = materialize(lax.complex(x, y))[:half]
         return jnp.concatenate([pairs.real, pairs.imag])[:size]
 
-    if size > _MAX_PAIRED_SIZE or not isinstance(key, jax.core.Tracer):
+    is_large = size > _MAX_PAIRED_SIZE and size % 2 == 0
+    if is_large or not isinstance(key, jax.core.Tracer):
         return normal(key, (size,))
     return lax.platform_dependent(cpu=by_pairs, default=lambda: normal(key, (size,)))
 

@@ -1,5 +1,7 @@
 """Tests that noise of many small arrays at once has the stated bits, in every program."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,14 @@ def test_vector_is_that_of_one_array(size, most, monkeypatch):
     key = KEYS["threefry"]
     drawn = jax.jit(lambda key: box_muller.normal_vector(key, size))(key)
     assert same_bits(drawn, box_muller.normal(key, (size,)))
+
+
+@pytest.mark.parametrize("size", [203_530, 2**20 + 1])
+def test_cpu_hashes_vectors_in_loops_that_it_vectorizes(size):
+    program = jax.jit(lambda key: box_muller.normal_vector(key, size)).lower(KEYS["threefry"])
+    lengths = re.findall(r"c64\[(\d+)\]\S* fusion\(", program.compile().as_text())
+    assert lengths
+    assert all(int(length) % 64 == 0 for length in lengths)
 
 
 def test_no_number_is_drawn_twice():
