@@ -108,8 +108,9 @@ def normal_vector(key: jax.Array, size: int) -> jax.Array:
         pairs = materialize(lax.complex(x, y))[:half]
         return jnp.concatenate([pairs.real, pairs.imag])[:size]
 
-    is_large = size > _MAX_PAIRED_SIZE and size % 2 == 0
-    if is_large or not isinstance(key, jax.core.Tracer):
+    # A large vector of odd length costs more in one loop over its numbers than in pairs.
+    by_numbers = size > _MAX_PAIRED_SIZE and size % 2 == 0
+    if by_numbers or not isinstance(key, jax.core.Tracer):
         return normal(key, (size,))
     return lax.platform_dependent(cpu=by_pairs, default=lambda: normal(key, (size,)))
 

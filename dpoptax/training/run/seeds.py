@@ -1,9 +1,9 @@
 """Derives keys from seeds and from other keys.
 
 No two uses hash the same bytes. Here, a secret of 8 or 32 bytes comes first, then a text without
-zero bytes; the lengths 37, 50, 56, 72 and 96 tell the uses apart. `fingerprints` and `seeded` begin
-with a label, whose zero byte is after byte 32. `sweep` hashes decimal digits, a space and a word,
-and `trials` longer JSON. Stored runs rest on each form, so none may change.
+zero bytes. Each use has its own length: 37, 50, 56, 72 or 96 bytes. `fingerprints` and `seeded`
+begin with a label, whose zero byte is after byte 32. `sweep` hashes decimal digits, a space and a
+word, and `trials` longer JSON. Stored runs rest on each form, so none may change.
 """
 
 import hashlib
