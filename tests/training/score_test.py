@@ -149,7 +149,7 @@ def test_sweep_publishes_the_best_bounded_mean(name, tmp_path, monkeypatch):
     monkeypatch.setattr(
         sweep_module, "_scores", lambda found, cost, seed: [*map(cost.score.of, found)]
     )
-    monkeypatch.setattr(sweep_module.secrets, "randbits", lambda bits: 2)  # scores that differ
+    monkeypatch.setattr(sweep_module.secrets, "randbits", lambda bits: 5)  # scores that differ
     results = run_sweep(
         {"one": config_of(scored).replace(score=name)}, sweep(tmp_path), progress=False
     )

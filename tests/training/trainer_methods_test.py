@@ -12,7 +12,7 @@ import pytest
 import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
 from dpoptax.runs import seeded
-from dpoptax.training import ConfigError, audit, config_of
+from dpoptax.training import ConfigError, config_of, task_audit
 from dpoptax.training.planning import plan_run, text
 from dpoptax.training.run import seeds
 from dpoptax.training.run.program import RunProgram
@@ -274,7 +274,7 @@ def short_search(monkeypatch):
 
 
 def check_audit(name):
-    rows = audit.audit_task(tiny(**METHODS[name]).task(), trials=640)
+    rows = task_audit.audit_task(tiny(**METHODS[name]).task(), trials=640)
     assert len(rows) == 4
     assert rows[1].name == "one full-batch release, worst example found"
     assert not any(row.violated for row in rows)
@@ -300,7 +300,7 @@ def test_refuses_audit_without_claim():
     with pytest.raises(
         ConfigError, match=r"privacy proof .* got GeoDP: .*turn a small mean gradient around"
     ):
-        audit.audit_task(config.task())
+        task_audit.audit_task(config.task())
 
 
 @pytest.mark.parametrize(
