@@ -9,10 +9,12 @@ from dpoptax._losses.trace_loss import TracedLoss
 from dpoptax._support.jaxprs import open_jaxpr, subprograms, type_of
 
 # Smaller micro-batches have kernels that are too small, or read and write the parameters too often.
-# With twice as much, intermediate results leave the caches of a CPU. `python -m benchmarks` tries
-# all sizes.
-_LEAST_BYTES = 16e6
-_TIMES_SHARED = 4
+# With larger ones, intermediate results leave the caches of a CPU. `python -m benchmarks` tries all
+# sizes.
+_LEAST_BYTES = 7e6
+_TIMES_SHARED = 0.4
+
+_CONTRACTIONS = ("conv_general_dilated", "dot_general")
 
 
 def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
@@ -20,11 +22,12 @@ def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
 
     On a CPU, this is the smallest power of two m with
 
-        m · a  ≥  max(16 MB, 4 w)
+        m · a  ≥  max(7 MB, 0.4 w)
 
-    and at most `rows`. The traced loss has a bytes of results for each example, and w bytes that
-    all examples share: parameters, constants, and results of these only. Other platforms
-    compute all examples at once. Only shapes and the platform count, so all hosts choose the same.
+    and at most `rows`. The matrix products and convolutions of the traced loss return a bytes for
+    each example, and read w bytes that all examples share, once more in each step of a scan. Other
+    platforms compute all examples at once. Only shapes and the platform count, so all hosts choose
+    the same.
 
     Args:
       loss: the loss.
@@ -38,25 +41,27 @@ def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
     types[: loss.parameters] = program.in_avals[: loss.parameters]
     axes = [None if i < loss.parameters else 0 for i in range(len(types))]
     two = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(program), axes))(*types)
-    # A batch of two adds the results of one example. Results that examples share stay as they are.
-    each = _bytes_of_results(two) - _bytes_of_results(program)
-    # The other results of one example are those that do not grow with the batch.
-    arrays = [*program.jaxpr.invars[: loss.parameters], *program.jaxpr.constvars]
-    shared = sum(map(_bytes, arrays)) + _bytes_of_results(program) - each
+    # In a batch of two, what examples share counts once.
+    read_by_one, made_by_one = _contracted_bytes(program)
+    read_by_two, made_by_two = _contracted_bytes(two)
+    each, shared = made_by_two - made_by_one, 2 * read_by_one - read_by_two
     least = max(_LEAST_BYTES, _TIMES_SHARED * shared)
     size = 2 ** math.ceil(math.log2(max(1.0, least / max(1, each))))
     return max(1, min(rows, size))
 
 
-def _bytes_of_results(program: Jaxpr | ClosedJaxpr) -> int:
-    """Returns the bytes of the results of all equations; those of a scan count once per step."""
-    total = 0
+def _contracted_bytes(program: Jaxpr | ClosedJaxpr) -> tuple[int, int]:
+    """Returns the bytes that all contractions read and return."""
+    read = made = 0
     for eqn in open_jaxpr(program).eqns:
-        inner = sum(map(_bytes_of_results, subprograms(eqn.params)))
+        if eqn.primitive.name in _CONTRACTIONS:
+            read += sum(map(_bytes, eqn.invars))
+            made += sum(map(_bytes, eqn.outvars))
         steps = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        # The results of a call are results of its program's equations, which are counted there.
-        total += steps * inner or sum(map(_bytes, eqn.outvars))
-    return total
+        for inner in map(_contracted_bytes, subprograms(eqn.params)):
+            read += steps * inner[0]
+            made += steps * inner[1]
+    return read, made
 
 
 def _bytes(atom: Var | Literal) -> int:

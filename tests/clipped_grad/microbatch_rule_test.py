@@ -9,8 +9,9 @@ import dpoptax
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.trace_loss import trace_loss
 
-D = 1000
-SQUARE = jax.ShapeDtypeStruct((D, D), np.float32)  # 4 MB
+D = 4000
+SQUARE = jax.ShapeDtypeStruct((D, D), np.float32)  # 64 MB
+SMALL = jax.ShapeDtypeStruct((1000, 1000), np.float32)  # 4 MB
 
 
 def size(loss, params, example, rows=2**20, platform="cpu"):
@@ -22,24 +23,26 @@ def row(length):
 
 
 def layer(w, x):
-    return jnp.sum(jnp.tanh(x @ w))  # 4 D + 4 D + 4 bytes
+    return jnp.sum(jnp.tanh(x @ w))  # 4 D bytes
 
 
-def normalized(w, x):
-    return layer(w / jnp.linalg.norm(w), x)  # two more arrays of 4 MB
+def outer(w, x):
+    return jnp.sum(jnp.tanh(x[:, None] @ w[None]))
 
 
-def scanned(w, x):
-    return jnp.sum(jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=16)[0])
+def scanned(step, length):
+    return lambda w, x: jnp.sum(jax.lax.scan(lambda h, _: (step(w, h), None), x, length=length)[0])
 
 
-FROZEN = np.ones((D, D), np.float32)
+outer_scan = scanned(lambda w, h: jnp.tanh(h[:, None] @ w[None])[:, 0], 8)
+FROZEN = np.ones(SMALL.shape, np.float32)
 CASES = {
-    "16 MB for small parameters": (lambda w, x: jnp.sum(jnp.tanh(w * x)), row(1), 5000, 2**9),
-    "four times the bytes of large parameters": (layer, SQUARE, D, 2**11),
-    "results of parameters count as parameters": (normalized, SQUARE, D, 2**13),
-    "constants count as parameters": (lambda w, x: layer(FROZEN, x @ w), SQUARE, D, 2**12),
-    "results in a scan count in each step": (scanned, SQUARE, D, 2**7),
+    "7 MB for small parameters": (outer, row(1), 5000, 2**9),
+    "0.4 times the bytes of large parameters": (layer, SQUARE, D, 2**11),
+    "results in a scan count in each step": (outer_scan, row(1), 5000, 2**6),
+    "so do parameters": (scanned(lambda w, h: jnp.tanh(h @ w), 16), SMALL, 1000, 2**9),
+    "so do constants": (scanned(lambda w, h: jnp.tanh(w * h @ FROZEN), 16), row(1), 1000, 2**9),
+    "without products, all examples": (lambda w, x: jnp.sum(w * x), row(1), 5000, 2**20),
 }
 
 
@@ -55,9 +58,7 @@ def test_no_more_than_the_rows_and_all_elsewhere():
 
 
 def test_clipped_grad_takes_the_size_that_explain_names():
-    def loss(w, x):
-        return jnp.sum(jax.lax.scan(lambda h, _: (jnp.tanh(w * h), None), x, length=8)[0])
-
+    loss = outer_scan
     w, batch = jnp.full(1, 0.5), jnp.ones((70, 2**16))
     found = dpoptax.explain(loss, w, batch[0], batch_size=70)
     assert found.microbatch_size == 4
@@ -78,12 +79,10 @@ def test_clipped_grad_takes_the_size_that_explain_names():
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_default_differs_from_the_whole_batch_by_rounding(method):
     batch = jax.random.normal(jax.random.key(0), (50, 2**18))
-
-    def loss(w, x):
-        return jnp.sum(jnp.tanh(w * x))
-
     default, whole = (
-        dpoptax.clipped_grad(loss, 1.0, method=method, microbatch_size=size)(jnp.ones(1), batch).sum
+        dpoptax.clipped_grad(outer, 1.0, method=method, microbatch_size=size)(
+            jnp.ones(1), batch
+        ).sum
         for size in (None, 50)
     )
     np.testing.assert_allclose(default, whole, rtol=1e-5)

@@ -136,11 +136,14 @@ _sum_stacks = functools.partial(factor_products.contract, "bktr,bktd->krd")
 
 def _sum_matrix(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Sums over examples and positions at once, from (B, L, …) to (R, D)."""
-    if rows.shape[1] == 1:
-        return _sum_merged(rows, columns)
-    together = functools.partial(factor_products.contract, "btr,btd->rd")
-    # XLA on CPU transposes factors for two contracted axes. On TPU, merged axes would be copied.
-    found: jax.Array = lax.platform_dependent(rows, columns, cpu=_sum_merged, default=together)
+    separate = functools.partial(factor_products.contract, "btr,btd->rd")
+    # On TPU, merged axes would be copied. On CPU, XLA transposes a factor with separate axes. This
+    # is faster only if its rows are multiples of 8 KB, whose columns collide in caches.
+    cpu = separate if columns.shape[-1] % 2048 == 0 else _sum_merged
+    default = _sum_merged if rows.shape[1] == 1 else separate
+    if cpu is default:
+        return cpu(rows, columns)
+    found: jax.Array = lax.platform_dependent(rows, columns, cpu=cpu, default=default)
     return found
 
 
