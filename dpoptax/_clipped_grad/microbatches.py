@@ -16,13 +16,14 @@ from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_loss
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
-from dpoptax._support.jaxprs import equations
+from dpoptax._support.jaxprs import equations, updates_per_entry
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of, materialize
 
-# Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for scatters.
-_REWRITTEN = re.compile("conv_general_dilated|select_and_scatter_add")
-_ORDERED = re.compile("(select_and_)?scatter(-(add|sub|mul)|_add)?|(bcoo|bcsr|coo|csr)_.*")
+# Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for the others.
+_REWRITTEN = ("conv_general_dilated", "select_and_scatter_add")
+_SCATTER = re.compile("scatter(-(add|sub|mul)|_add)?")
+_SPARSE = re.compile("(bcoo|bcsr|coo|csr)_.*")
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 MaskedSum: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
@@ -115,7 +116,10 @@ class BatchSum:
             return self.engine.sum(loss, points, examples, **over)
 
         sums = _rewrite_for_xla(microbatch_sum, private=True)
-        return _in_microbatches(sums, self._size(loss, len(mask)))((batch, keys), mask)
+        size = self._size(loss, len(mask))
+        if size is not None and size < len(mask):
+            sums = _in_microbatches(sums, size)
+        return sums((batch, keys), mask)
 
     def _size(self, loss: TracedLoss, rows: int) -> int | None:
         """Returns the number of examples that are computed at once; `None` for all."""
@@ -150,14 +154,14 @@ def in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
     (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
     # Also without micro-batches, as the whole step may be in a loop.
-    return _in_microbatches(_rewrite_for_xla(sums, private=False), microbatch_size)
-
-
-def _in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
+    rewritten = _rewrite_for_xla(sums, private=False)
     if microbatch_size is None:
-        return sums
+        return rewritten
     check_microbatch_size(microbatch_size)
+    return _in_microbatches(rewritten, microbatch_size)
 
+
+def _in_microbatches(sums: MaskedSum, microbatch_size: int) -> MaskedSum:
     def run(batch: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
         examples = mask.shape[0]
         if microbatch_size >= examples:
@@ -202,9 +206,7 @@ def _rewrite_for_xla(fun: Callable[..., PyTree], *, private: bool) -> Callable[.
 
     def run(*args: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
-        names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
-        patterns = (_REWRITTEN, _ORDERED) if private else (_REWRITTEN,)
-        if not any(pattern.fullmatch(name) for pattern in patterns for name in names):
+        if not any(_may_need_rewrite(eqn, private) for eqn in equations(closed.jaxpr)):
             return traced(*args)
         from dpoptax._clipped_grad.rewrites import rewriting, scatter_order, xla_rewrites
 
@@ -252,6 +254,16 @@ _COMPENSATED_SUM = microbatching.Accumulator(
     # Only `micro_vmap` aggregates. It is not used here.
     aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
 )
+
+
+def _may_need_rewrite(eqn: JaxprEqn, private: bool) -> bool:
+    """Returns whether `xla_rewrites` or, in a private sum, `scatter_order` may have a rule."""
+    name = eqn.primitive.name
+    if name in _REWRITTEN or not private:
+        return name in _REWRITTEN
+    # One update of each entry has no order.
+    scatters = _SCATTER.fullmatch(name) and updates_per_entry(eqn) > 1
+    return bool(scatters or _SPARSE.fullmatch(name))
 
 
 def check_microbatch_size(microbatch_size: int) -> None:

@@ -34,15 +34,16 @@ def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
       rows: the number of examples on the device.
       platform: "cpu", "gpu" or "tpu".
     """
-    if platform != "cpu":
-        return max(1, rows)
     program = loss.program
+    read_by_one, made_by_one = _contracted_bytes(program)
+    # What examples share is in `made_by_one` as well, so a is at most as large.
+    if platform != "cpu" or rows * made_by_one <= _LEAST_BYTES:
+        return max(1, rows)
     types = [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in program.jaxpr.invars]
     types[: loss.parameters] = program.in_avals[: loss.parameters]
     axes = [None if i < loss.parameters else 0 for i in range(len(types))]
     two = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(program), axes))(*types)
     # In a batch of two, what examples share counts once.
-    read_by_one, made_by_one = _contracted_bytes(program)
     read_by_two, made_by_two = _contracted_bytes(two)
     each, shared = made_by_two - made_by_one, 2 * read_by_one - read_by_two
     least = max(_LEAST_BYTES, _TIMES_SHARED * shared)

@@ -4,6 +4,7 @@ Ghost clipping, information flow and the rewrites for XLA all walk over jaxprs, 
 functions.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeGuard, cast
 
@@ -131,3 +132,14 @@ def closed_program(params: Mapping[str, PyTree]) -> tuple[Jaxpr, Sequence[object
     """Returns the only program among the parameters of an equation, and its constants."""
     program = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
     return open_jaxpr(program), program.consts if isinstance(program, ClosedJaxpr) else ()
+
+
+def updates_per_entry(eqn: JaxprEqn) -> int:
+    """Returns how many updates of a scatter an entry gets at most.
+
+    A promise of the program that indices are unique is not trusted, because data may break it. The
+    windows at one index are disjoint, and so are those of two positions along a batching axis.
+    """
+    shape = type_of(eqn.invars[1]).shape[:-1]
+    batching = eqn.params["dimension_numbers"].scatter_indices_batching_dims
+    return math.prod(n for axis, n in enumerate(shape) if axis not in batching)

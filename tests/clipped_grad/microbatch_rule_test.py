@@ -54,6 +54,8 @@ def test_default_size(name):
 
 def test_no_more_than_the_rows_and_all_elsewhere():
     assert size(layer, SQUARE, row(D), rows=100) == 100
+    assert size(outer, row(1), row(5000), rows=350) == 350  # 7 MB, without a second trace
+    assert size(outer, row(1), row(5000), rows=513) == 512
     assert size(layer, SQUARE, row(D), platform="gpu") == 2**20
 
 

@@ -29,7 +29,7 @@ from jax.extend.core import JaxprEqn
 
 from dpoptax._clipped_grad.rewrites.rewriting import Constants
 from dpoptax._clipped_grad.rewrites.xla_rewrites import select_and_place, windows_are_apart
-from dpoptax._support.jaxprs import bind, type_of
+from dpoptax._support.jaxprs import bind, type_of, updates_per_entry
 from dpoptax._support.marks import ANY_ORDER
 from dpoptax._support.tree import float32_at_least
 
@@ -71,17 +71,6 @@ def _find_replacement(eqn: JaxprEqn, constants: Constants) -> Callable[..., Any]
     if exact or bounded or updates_per_entry(eqn) <= 1 or _are_distinct(eqn, constants):
         return None
     return _add if eqn.primitive in _SUMS else _apply_in_turn
-
-
-def updates_per_entry(eqn: JaxprEqn) -> int:
-    """Returns how many updates of a scatter an entry gets at most.
-
-    A promise of the program that indices are unique is not trusted, because data may break it. The
-    windows at one index are disjoint, and so are those of two positions along a batching axis.
-    """
-    shape = type_of(eqn.invars[1]).shape[:-1]
-    batching = eqn.params["dimension_numbers"].scatter_indices_batching_dims
-    return math.prod(n for axis, n in enumerate(shape) if axis not in batching)
 
 
 def _are_distinct(eqn: JaxprEqn, constants: Constants) -> bool:
