@@ -1,7 +1,6 @@
 """Sums the clipped gradients of a batch with an engine, in micro-batches to save memory."""
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,14 +15,12 @@ from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_loss
 from dpoptax._points.points import GradientPoints
 from dpoptax._rounding import block_sums
 from dpoptax._rounding.block_sums import WholeBatch
-from dpoptax._support.jaxprs import equations, updates_per_entry
+from dpoptax._support.jaxprs import SPARSE, equations, updates_per_entry
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of, materialize
 
-# Names of primitives: `xla_rewrites` has rules for these, and `scatter_order` for the others.
+# Names of the primitives that `xla_rewrites` has rules for.
 _REWRITTEN = ("conv_general_dilated", "select_and_scatter_add")
-_SCATTER = re.compile("scatter(-(add|sub|mul)|_add)?")
-_SPARSE = re.compile("(bcoo|bcsr|coo|csr)_.*")
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 MaskedSum: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
@@ -116,10 +113,7 @@ class BatchSum:
             return self.engine.sum(loss, points, examples, **over)
 
         sums = _rewrite_for_xla(microbatch_sum, private=True)
-        size = self._size(loss, len(mask))
-        if size is not None and size < len(mask):
-            sums = _in_microbatches(sums, size)
-        return sums((batch, keys), mask)
+        return _in_microbatches(sums, self._size(loss, len(mask)))((batch, keys), mask)
 
     def _size(self, loss: TracedLoss, rows: int) -> int | None:
         """Returns the number of examples that are computed at once; `None` for all."""
@@ -154,14 +148,14 @@ def in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
     (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
     # Also without micro-batches, as the whole step may be in a loop.
-    rewritten = _rewrite_for_xla(sums, private=False)
+    return _in_microbatches(_rewrite_for_xla(sums, private=False), microbatch_size)
+
+
+def _in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
     if microbatch_size is None:
-        return rewritten
+        return sums
     check_microbatch_size(microbatch_size)
-    return _in_microbatches(rewritten, microbatch_size)
 
-
-def _in_microbatches(sums: MaskedSum, microbatch_size: int) -> MaskedSum:
     def run(batch: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
         examples = mask.shape[0]
         if microbatch_size >= examples:
@@ -259,11 +253,11 @@ _COMPENSATED_SUM = microbatching.Accumulator(
 def _may_need_rewrite(eqn: JaxprEqn, private: bool) -> bool:
     """Returns whether `xla_rewrites` or, in a private sum, `scatter_order` may have a rule."""
     name = eqn.primitive.name
-    if name in _REWRITTEN or not private:
-        return name in _REWRITTEN
+    if name in _REWRITTEN:
+        return True
     # One update of each entry has no order.
-    scatters = _SCATTER.fullmatch(name) and updates_per_entry(eqn) > 1
-    return bool(scatters or _SPARSE.fullmatch(name))
+    ordered = name.startswith("scatter") and updates_per_entry(eqn) > 1
+    return private and (ordered or name.startswith(SPARSE))
 
 
 def check_microbatch_size(microbatch_size: int) -> None:

@@ -34,10 +34,12 @@ def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
       rows: the number of examples on the device.
       platform: "cpu", "gpu" or "tpu".
     """
+    if platform != "cpu":
+        return max(1, rows)
     program = loss.program
     read_by_one, made_by_one = _contracted_bytes(program)
     # What examples share is in `made_by_one` as well, so a is at most as large.
-    if platform != "cpu" or rows * made_by_one <= _LEAST_BYTES:
+    if rows * made_by_one <= _LEAST_BYTES:
         return max(1, rows)
     types = [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in program.jaxpr.invars]
     types[: loss.parameters] = program.in_avals[: loss.parameters]
@@ -52,7 +54,7 @@ def microbatch_rule(loss: TracedLoss, rows: int, platform: str) -> int:
 
 
 def _contracted_bytes(program: Jaxpr | ClosedJaxpr) -> tuple[int, int]:
-    """Returns the bytes that all contractions read and return."""
+    """Returns the bytes that contractions read and return; those of a scan once per step."""
     read = made = 0
     for eqn in open_jaxpr(program).eqns:
         if eqn.primitive.name in _CONTRACTIONS:

@@ -46,6 +46,9 @@ JOINT_ON_TPU = ("eigh", "svd")
 JOINT_REDUCTIONS = ("unvmap_any", "unvmap_all", "unvmap_max")
 """Equinox reduces a batch with these, to end a loop or to raise an error for all examples."""
 
+SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
+"""The first letters of the names of primitives of `jax.experimental.sparse`."""
+
 RANDOM_PRIMITIVES = ("random_bits", "random_fold_in", "random_split")
 
 MAY_MIX_EXAMPLES = frozenset(

@@ -60,15 +60,14 @@ def test_no_more_than_the_rows_and_all_elsewhere():
 
 
 def test_clipped_grad_takes_the_size_that_explain_names():
-    loss = outer_scan
     w, batch = jnp.full(1, 0.5), jnp.ones((70, 2**16))
-    found = dpoptax.explain(loss, w, batch[0], batch_size=70)
+    found = dpoptax.explain(outer_scan, w, batch[0], batch_size=70)
     assert found.microbatch_size == 4
     assert "4 of 70 examples are computed at once" in str(found)
 
     def program(microbatch_size):
         return str(
-            jax.make_jaxpr(dpoptax.clipped_grad(loss, 1.0, microbatch_size=microbatch_size))(
+            jax.make_jaxpr(dpoptax.clipped_grad(outer_scan, 1.0, microbatch_size=microbatch_size))(
                 w, batch
             )
         )

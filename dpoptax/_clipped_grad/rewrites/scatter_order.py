@@ -29,13 +29,11 @@ from jax.extend.core import JaxprEqn
 
 from dpoptax._clipped_grad.rewrites.rewriting import Constants
 from dpoptax._clipped_grad.rewrites.xla_rewrites import select_and_place, windows_are_apart
-from dpoptax._support.jaxprs import bind, type_of, updates_per_entry
+from dpoptax._support.jaxprs import SPARSE, bind, type_of, updates_per_entry
 from dpoptax._support.marks import ANY_ORDER
 from dpoptax._support.tree import float32_at_least
 
 _GPUS = ("cuda", "rocm")
-# Primitives of `jax.experimental.sparse`.
-_SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 _SUMS = (lax.scatter_add_p, lax.scatter_sub_p)
 # By dtype: the bits that a sum of integers may fill, and the bits of an update that are kept.
 _BITS = {np.dtype(np.float32): (30, 32), np.dtype(np.float64): (62, 62)}
@@ -56,7 +54,7 @@ def rule(eqn: JaxprEqn, constants: Constants) -> Callable[..., Any] | None:
 
 
 def _find_replacement(eqn: JaxprEqn, constants: Constants) -> Callable[..., Any] | None:
-    if eqn.primitive.name.startswith(_SPARSE):
+    if eqn.primitive.name.startswith(SPARSE):
         _check_sparse(eqn.primitive.name)
         return _no_numbers
     if eqn.primitive is lax.select_and_scatter_add_p:
