@@ -34,17 +34,18 @@ def normal(
     key: jax.Array,
     shape: Sequence[int] = (),
     *,
+    leaf: int = 0,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
     """Draws standard normal float32 values, two from each hash.
 
         x = √(−2 ln U) cos θ,  y = √(−2 ln U) sin θ,  U uniform in (0, 1), θ in [0, 2π)
 
-    The two words of threefry-2x32 (20 rounds) at counter 2³² + i give pair i: U from the first word
-    and θ from the second. x goes to the first half of the array along one axis, and y to the second
-    half. Values are independent and normal, up to √(112 ln 2) = 8.8. The words depend only on key,
-    shape and place, and no draw of `jax.random` uses them. The last bits of values may depend on
-    the compiler.
+    The two words of threefry-2x32 (20 rounds) at counter 2³² (8 l + 1) + i, l = `leaf`, give pair
+    i: U from the first word and θ from the second. x goes to the first half of the array along one
+    axis, and y to the second half. Values are independent and normal, up to √(112 ln 2) = 8.8. The
+    words depend only on key, leaf, shape and place, and no draw of `jax.random` uses them. The last
+    bits of values may depend on the compiler.
 
     A multiple of the second word extends the bits of U, so that the 2⁶⁴ pairs are spread evenly
     over the plane. Otherwise they would lie on 2³² circles, far apart in the tails, and could
@@ -56,6 +57,7 @@ def normal(
     Args:
       key: a key of threefry or ChaCha20.
       shape: the shape of the result.
+      leaf: the number of the result among those that are drawn with the same key.
       out_sharding: the sharding of the result, for explicit axes.
 
     Raises:
@@ -70,15 +72,18 @@ def normal(
     dtype('float32')
 
     """
-    return _normal(check_noise_key(key), tuple(shape), out_sharding)
+    return _normal(check_noise_key(key), np.uint32(leaf), tuple(shape), out_sharding)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+@functools.partial(jax.jit, static_argnums=(2, 3))  # leaves of a shape share a trace
 def _normal(
-    key: jax.Array, shape: tuple[int, ...], out_sharding: jax.sharding.NamedSharding | None
+    key: jax.Array,
+    leaf: jax.Array,
+    shape: tuple[int, ...],
+    out_sharding: jax.sharding.NamedSharding | None,
 ) -> jax.Array:
     if not shape:
-        return _normal(key, (1,), out_sharding)[0]
+        return _normal(key, leaf, (1,), out_sharding)[0]
     axis, half = _halves(shape)
     halved = (*shape[:axis], half, *shape[axis + 1 :])
     strides = [math.prod(halved[i + 1 :]) for i in range(len(halved))]
@@ -86,13 +91,13 @@ def _normal(
     second = along >= half
     place = places(shape, strides, out_sharding)
     place = jnp.where(second, place - np.uint32(half * strides[axis]), place)
-    radius, low, high, signs = _polar(*words_at(key, place, (_STREAM,)))
+    radius, low, high, signs = _polar(*words_at(key, leaf, place, (_STREAM,)))
     signs = jnp.where(second, signs << 1, signs)
     return _signed(radius * jnp.where(second, high, low), signs)
 
 
-def normal_vector(key: jax.Array, size: int) -> jax.Array:
-    """Returns `normal(key, (size,))`, for a vector that is stored.
+def normal_vector(key: jax.Array, size: int, leaf: int = 0) -> jax.Array:
+    """Returns `normal(key, (size,), leaf=leaf)`, for a vector that is stored.
 
     XLA's CPU kernels have a single result. On CPU, each pair is therefore hashed once and stored as
     one complex number, which both halves read. For large vectors this costs more than it saves,
@@ -102,7 +107,7 @@ def normal_vector(key: jax.Array, size: int) -> jax.Array:
 
     def by_pairs() -> jax.Array:
         # XLA's CPU loops over an odd number of elements take five times as long.
-        words = words_at(key, places((half + -half % _VECTOR,)), (_STREAM,))
+        words = words_at(key, leaf, places((half + -half % _VECTOR,)), (_STREAM,))
         radius, low, high, signs = _polar(*words)
         x, y = _signed(radius * low, signs), _signed(radius * high, signs << 1)
         pairs = materialize(lax.complex(x, y))[:half]
@@ -111,8 +116,8 @@ def normal_vector(key: jax.Array, size: int) -> jax.Array:
     # A large vector of odd length costs more in one loop over its numbers than in pairs.
     by_numbers = size > _MAX_PAIRED_SIZE and size % 2 == 0
     if by_numbers or not isinstance(key, jax.core.Tracer):
-        return normal(key, (size,))
-    return lax.platform_dependent(cpu=by_pairs, default=lambda: normal(key, (size,)))
+        return normal(key, (size,), leaf=leaf)
+    return lax.platform_dependent(cpu=by_pairs, default=lambda: normal(key, (size,), leaf=leaf))
 
 
 def _halves(shape: tuple[int, ...]) -> tuple[int, int]:

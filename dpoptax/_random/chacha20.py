@@ -6,18 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from dpoptax._random.threefry import rotated
 
 _CONSTANTS = tuple(np.frombuffer(b"expand 32-byte k", "<u4").tolist())
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
-# The first word of a nonce is the purpose of a block. For noise, the second is the stream, 1, 2, ….
-_FOLDED, _SPLIT, _NOISE = 0, 1, 2
+# The first word of a nonce is the purpose of a block. For noise, the second is the stream, 1, 2, …,
+# and the third the number of the leaf.
+_FOLDED, _NOISE = 0, 2
 
 
 def chacha20(
-    key: jax.Array, counters: jax.Array, nonce: Sequence[int], *, looped: bool = False
+    key: jax.Array, counters: jax.Array, nonce: Sequence[ArrayLike], *, looped: bool = False
 ) -> list[jax.Array]:
     """Returns the 16 words of the blocks at `counters` (RFC 8439, section 2.3).
 
@@ -42,20 +44,16 @@ def chacha20(
     return [word + first for word, first in zip(words, start, strict=True)]
 
 
-def noise_words(key: jax.Array, counters: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
+def noise_words(
+    key: jax.Array, leaf: ArrayLike, counters: jax.Array, streams: Sequence[int]
+) -> list[jax.Array]:
     """Returns two words for each stream of each counter's block, of at most eight streams."""
-    return chacha20(key, counters, (_NOISE, streams[0], 0))[: 2 * len(streams)]
+    return chacha20(key, counters, (_NOISE, streams[0], leaf))[: 2 * len(streams)]
 
 
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
     """Returns a distinct key for each uint32 number, (8,)."""
     return jnp.stack(chacha20(key, number, (_FOLDED, 0, 0), looped=True)[: len(key)])
-
-
-def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
-    """Returns a key for each number (n,), shape (n, 8)."""
-    counters = jnp.asarray(numbers, jnp.uint32)
-    return jnp.stack(chacha20(key, counters, (_SPLIT, 0, 0), looped=True)[: len(key)], axis=-1)
 
 
 def _two_rounds(words: Sequence[jax.Array]) -> list[jax.Array]:

@@ -32,6 +32,7 @@ def discrete_gaussian(
     shape: Sequence[int],
     stddev: float,
     *,
+    leaf: int = 0,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
     """Draws integers n with probabilities proportional to exp(−n²/2s²), s = `stddev`.
@@ -51,6 +52,7 @@ def discrete_gaussian(
       key: a key of threefry or ChaCha20.
       shape: the shape of the result.
       stddev: s, between `SMOOTHING` and about 2²².
+      leaf: the number of the result among those that are drawn with the same key.
       out_sharding: the sharding of the result, for explicit axes.
 
     Source: C. Canonne, G. Kamath and T. Steinke, "The discrete Gaussian for differential privacy",
@@ -62,7 +64,7 @@ def discrete_gaussian(
 
     """
     place = places(tuple(shape), out_sharding=out_sharding)
-    words = words_at(check_noise_key(key), place, _STREAMS)
+    words = words_at(check_noise_key(key), leaf, place, _STREAMS)
     larger, smaller = _factors(stddev)
     drawn = larger * _draw(words[:3], stddev, out_sharding)
     return drawn + smaller * _draw(words[3:], stddev, out_sharding) if smaller else drawn

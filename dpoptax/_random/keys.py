@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from dpoptax._random import threefry
 
@@ -160,14 +161,6 @@ def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
     return _generator(key).fold_in(key, number)
 
 
-def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
-    """Returns a key for each number (n,), along a leading axis.
-
-    For threefry they are `jax.random.split(key, N)[numbers]`, for every N, without a gather.
-    """
-    return _generator(key).split(key, numbers)
-
-
 @functools.partial(jax.jit, static_argnums=1)  # outside of `jit`, each operation would compile
 def two_words(key: jax.Array, number: int) -> jax.Array:
     """Returns two words of the key for a number. They do not reveal the key itself."""
@@ -180,12 +173,15 @@ def words_of(key: jax.Array) -> bytes:
     return np.asarray(key if _is_chacha20(key) else jax.random.key_data(key)).tobytes()
 
 
-def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
-    """Returns two 32-bit words for each stream at every place.
+def words_at(
+    key: jax.Array, leaf: ArrayLike, places: jax.Array, streams: Sequence[int]
+) -> list[jax.Array]:
+    """Returns two 32-bit words for each stream at every place of a leaf.
 
-    Different streams have different words. There are at most eight streams.
+    Different leaves, given by their numbers, and different streams have different words. There are
+    at most eight streams.
     """
-    words: list[jax.Array] = _generator(key).noise_words(key, places, streams)
+    words: list[jax.Array] = _generator(key).noise_words(key, leaf, places, streams)
     return words
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from dpoptax._support.xla import materialize
 
@@ -14,7 +15,7 @@ _KEY_PARITY = 0x1BD11BDA
 
 
 def threefry(
-    key_high: jax.Array, key_low: jax.Array, counters: jax.Array, *, stream: int = 0
+    key_high: jax.Array, key_low: jax.Array, counters: jax.Array, *, stream: ArrayLike = 0
 ) -> tuple[jax.Array, jax.Array]:
     """Hashes 64-bit counters whose high word is `stream`.
 
@@ -23,7 +24,7 @@ def threefry(
     # Primitives, because every operator of an array takes longer to trace.
     parity = key_high ^ key_low ^ np.uint32(_KEY_PARITY)
     schedule = [jnp.broadcast_to(word, counters.shape) for word in (key_high, key_low, parity)]
-    high = lax.add(schedule[0], np.uint32(stream))
+    high = schedule[0] + jnp.uint32(stream)
     low = lax.add(counters, schedule[1])
     # Five blocks of four rounds, each followed by an injection of the key.
     for block in range(5):
@@ -45,19 +46,17 @@ def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
     """Returns the key of `jax.random.fold_in`, which takes longer to compile on CPU."""
     data = jax.random.key_data(key)
     # A TPU starts a kernel for each operation on a scalar, so two numbers are hashed.
-    numbers = number if number.ndim else lax.add(number, lax.iota(np.uint32, 2))
-    words = jnp.stack(threefry(data[0], data[1], numbers), axis=-1)
+    numbers = lax.add(number, lax.iota(np.uint32, 2))
+    words = jnp.stack(threefry(data[0], data[1], numbers), axis=-1)[0]
     # In a kernel with another hash, these operations would take LLVM minutes to compile.
-    stored = materialize(words if number.ndim else words[0], jnp.integer)
+    stored = materialize(words, jnp.integer)
     return jax.random.wrap_key_data(stored, impl="threefry2x32")
 
 
-def split(key: jax.Array, numbers: np.ndarray) -> jax.Array:
-    """Returns the keys of `fold_in` for all numbers, (n,)."""
-    return fold_in(key, jnp.asarray(numbers, jnp.uint32))
-
-
-def noise_words(key: jax.Array, counters: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
-    """Returns two words for each stream at every counter."""
+def noise_words(
+    key: jax.Array, leaf: ArrayLike, counters: jax.Array, streams: Sequence[int]
+) -> list[jax.Array]:
+    """Returns two words for each stream, 0 to 7, at every counter of a leaf."""
     high, low = jax.random.key_data(key)
-    return [word for s in streams for word in threefry(high, low, counters, stream=s)]
+    first = 8 * jnp.uint32(leaf)
+    return [word for s in streams for word in threefry(high, low, counters, stream=first + s)]

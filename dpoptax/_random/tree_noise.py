@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._random import box_muller
-from dpoptax._random.keys import check_threefry_key, split
+from dpoptax._random.keys import check_threefry_key, fold_in
 from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax._support.xla import materialize, on_each_device, once, out_sharding, unstack
 
@@ -24,12 +24,12 @@ class Noise(NamedTuple):
     """Holds functions that draw noise.
 
     Attributes:
-      of: maps a key and an array to noise of the array's shape and sharding.
-      vector: maps a key and a size to a vector of noise, float32 or integers.
+      of: maps a key, an array and its number to noise of the array's shape and sharding.
+      vector: maps a key, a size and a number to a vector of noise, float32 or integers.
     """
 
-    of: Callable[[jax.Array, jax.Array], jax.Array]
-    vector: Callable[[jax.Array, int], jax.Array]
+    of: Callable[[jax.Array, jax.Array, int], jax.Array]
+    vector: Callable[[jax.Array, int, int], jax.Array]
 
 
 Noisy: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
@@ -61,9 +61,11 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
     if isinstance(stddev, float) and stddev == 0.0:
         return tree
 
-    def of(key: jax.Array, leaf: jax.Array) -> jax.Array:
+    def of(key: jax.Array, leaf: jax.Array, number: int) -> jax.Array:
         dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
-        return standard_normal(key, leaf.shape, dtype, out_sharding=sharding)
+        if dtype == jnp.float32:
+            return box_muller.normal(key, leaf.shape, leaf=number, out_sharding=sharding)
+        return standard_normal(fold_in(key, number), leaf.shape, dtype, out_sharding=sharding)
 
     def noisy(leaf: jax.Array, noise: jax.Array) -> jax.Array:
         # A Python float does not change the dtype of the noise.
@@ -76,34 +78,29 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
 def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTree:
     """Returns the tree of noisy(leaf, noise of the leaf).
 
-    Each large leaf is drawn with the key of its number. All small leaves are parts of one vector,
-    in the order of their shapes, which is drawn with the key of the first of them, or with `key` if
-    no leaf is large. So the bits depend only on the key and on the shapes and dtypes of the tree.
+    Each large leaf is drawn with its number. All small leaves are parts of one vector, in the order
+    of their shapes, which is drawn with the number of the first of them. So the bits depend only on
+    the key and on the shapes and dtypes of the tree.
     """
     leaves, treedef = jax.tree.flatten(tree)
     small = _by_shape([i for i, leaf in enumerate(leaves) if _is_small(leaf)], leaves)
     large = [i for i, leaf in enumerate(leaves) if not _is_small(leaf)]
-    keys = unstack(split(key, np.array(large + small[:1])))[0] if large else [key]
-    large_keys, small_keys = keys[: len(large)], keys[len(large) :]  # the latter at most one
 
     def draw() -> list[jax.Array]:
-        own = (noise.of(own_key, leaves[i]) for i, own_key in zip(large, large_keys, strict=True))
-        return [noisy(leaves[i], drawn) for i, drawn in zip(large, own, strict=True)]
+        return [noisy(leaves[i], noise.of(key, leaves[i], i)) for i in large]
 
     found = dict(zip(large, once(draw, key) if large else (), strict=True))
     if small:
         shapes = [leaves[i].shape for i in small]
 
-        def draw_parts(own_key: jax.Array) -> list[jax.Array]:
-            vector = noise.vector(own_key, sum(map(math.prod, shapes)))
+        def draw_parts(key: jax.Array) -> list[jax.Array]:
+            vector = noise.vector(key, sum(map(math.prod, shapes)), small[0])
             return _cut(materialize(vector, jnp.number), shapes)
 
         traced = isinstance(key, jax.core.Tracer)
         draw_all = on_each_device(draw_parts, leaves) if traced else draw_parts
-        parts = draw_all(*small_keys)
-        found |= {
-            i: noisy(leaves[i], _placed(x, leaves[i])) for i, x in zip(small, parts, strict=True)
-        }
+        for i, part in zip(small, draw_all(key), strict=True):
+            found[i] = noisy(leaves[i], _placed(part, leaves[i]))
     return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
 
 

@@ -120,11 +120,13 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
 def integers(stddev: float) -> tree_noise.Noise:
     """Returns discrete Gaussian noise that draws each number from its own words."""
     return tree_noise.Noise(
-        of=lambda key, leaf: discrete_gaussian(
-            key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
+        of=lambda key, leaf, number: discrete_gaussian(
+            key, leaf.shape, stddev, leaf=number, out_sharding=out_sharding(leaf)
         ),
         # XLA's CPU loops over an odd number of elements take three times as long.
-        vector=lambda key, size: discrete_gaussian(key, (size + size % 2,), stddev)[:size],
+        vector=lambda key, size, number: discrete_gaussian(
+            key, (size + size % 2,), stddev, leaf=number
+        )[:size],
     )
 
 

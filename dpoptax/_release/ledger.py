@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MIN_STDDEV = 2.0**-100
 # A repeated step must get the same noise as before. Raise the version of a name if its algorithm
 # changes.
-_DRAWN = {False: "box_muller_spread/3", True: "discrete_gaussian/3"}  # by `fixed_point`
+_DRAWN = {False: "box_muller_spread/4", True: "discrete_gaussian/4"}  # by `fixed_point`
 # Reasons for refused releases, one bit each.
 OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8
 # The largest count in an int32. Beyond it, the count and the noise would repeat.

@@ -65,8 +65,8 @@ def test_blocks_match_the_rfc(key, counter, nonce, block, looped):
     np.testing.assert_array_equal(words, np.broadcast_to(want[:, None, None], (16, 2, 3)))
 
 
-@pytest.mark.parametrize(("largest", "keys"), [(3, 2), (4, 1)], ids=["one large leaf", "none"])
-def test_no_two_uses_of_a_key_share_a_block(largest, keys, monkeypatch):
+@pytest.mark.parametrize("largest", [3, 4], ids=["one large leaf", "none"])
+def test_no_two_uses_of_a_key_share_a_block(largest, monkeypatch):
     """Nonces separate the steps, leaves, fingerprint and numbers of a run.
 
     SHA-512 replaces the cipher, which takes seconds without jit.
@@ -92,7 +92,7 @@ def test_no_two_uses_of_a_key_share_a_block(largest, keys, monkeypatch):
             _, state = tx.update(total, state, params)
     noise = [place for place in seen if place[2] == 2]
     assert len(noise) == len(set(noise)) == 2 * 8  # 7 numbers, the vector rounded up to even
-    assert len({key for key, *_ in noise}) == 2 * keys
+    assert len({key for key, *_ in noise}) == 2  # one per step
     # Each key has one use: deriving keys, or noise.
     uses = {(key, use) for key, _, use, *_ in seen}
     assert len(uses) == len({key for key, _ in uses})
@@ -158,7 +158,7 @@ def test_refuses_key_without_chacha20_support():
         wide = dpoptax.extend.trust_clipped(jnp.zeros(3, jnp.float64), clip)
         with pytest.raises(TypeError, match="must be a single key"):
             tx.update(wide, tx.init(jnp.zeros(3)))
-    two = keys.split(KEY, np.arange(2))
+    two = jnp.stack([KEY, KEY + np.uint32(1)])
     with pytest.raises(TypeError, match=r"single key, got an array of shape \(2, 8\)"):
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=two)
     with pytest.raises(ValueError, match="got 'aes'"):

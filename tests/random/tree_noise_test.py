@@ -9,7 +9,6 @@ import pytest
 
 from dpoptax._random import box_muller, tree_noise
 from dpoptax._random.discrete_gaussian import discrete_gaussian
-from dpoptax._random.keys import split
 from dpoptax._release import fixed_point
 
 pytestmark = pytest.mark.optimized
@@ -23,10 +22,13 @@ LARGE = [(2**18 + 2,), (512, 513), (7, 7, 7, 7, 7, 16)]
 KEYS = {"threefry": jax.random.key(3), "chacha20": jnp.arange(8, dtype=jnp.uint32)}
 _INTEGERS = fixed_point.integers(1000.0)
 NOISES = {
-    "normal": (lambda tree, key: tree_noise.add_noise(tree, 1.0, key), box_muller.normal),
+    "normal": (
+        lambda tree, key: tree_noise.add_noise(tree, 1.0, key),
+        lambda key, shape, leaf: box_muller.normal(key, shape, leaf=leaf),
+    ),
     "integers": (
         lambda tree, key: tree_noise.each_leaf(tree, key, _INTEGERS, lambda _, drawn: drawn),
-        lambda key, shape: discrete_gaussian(key, shape, 1000.0),
+        lambda key, shape, leaf: discrete_gaussian(key, shape, 1000.0, leaf=leaf),
     ),
 }
 
@@ -49,20 +51,19 @@ def _zeros(shapes):
         pytest.param("integers", "chacha20", marks=pytest.mark.slow),
     ],
 )
-def test_large_leaves_have_own_keys_and_small_ones_share_a_vector(noise, key, program):
+def test_large_leaves_have_own_numbers_and_small_ones_share_a_vector(noise, key, program):
     every = (noise, key) == ("normal", "threefry")  # the others take a second per shape to compile
     shapes = [LARGE[0], *SMALL, *LARGE[1:], (3,), (7, 5)]
     if not every:
         shapes = [(7, 5), LARGE[0], (129,), (7, 5)]
     together, alone = NOISES[noise]
     drawn = program(together)(_zeros(shapes), KEYS[key])
-    keys = split(KEYS[key], np.arange(len(shapes)))
     small = [i for i, shape in enumerate(shapes) if shape not in LARGE]
     small.sort(key=lambda i: shapes.index(shapes[i]))  # equal shapes side by side
-    vector = alone(keys[small[0]], (sum(drawn[i].size for i in small),))
+    vector = alone(KEYS[key], (sum(drawn[i].size for i in small),), small[0])
     assert same_bits(jnp.concatenate([drawn[i].ravel() for i in small]), vector)
     for i in set(range(len(shapes))) - set(small):
-        assert same_bits(drawn[i], alone(keys[i], shapes[i])), shapes[i]
+        assert same_bits(drawn[i], alone(KEYS[key], shapes[i], i)), shapes[i]
 
 
 @pytest.mark.parametrize("most", [0, 2**30], ids=["by numbers", "by pairs"])
