@@ -28,7 +28,7 @@ from dpoptax import _pricing
 from dpoptax._pricing.checks import integer
 from dpoptax._random.discrete_gaussian import discrete_gaussian
 from dpoptax._random.keys import check_noise_key, words_of
-from dpoptax._release.fixed_point import steps_of
+from dpoptax._release.fixed_point import stddev_in_steps
 from dpoptax._release.ledger import check_noise_and_batch_size
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def select_rows(
     bits = _NOISE_BITS - math.frexp(stddev)[1]
     unit = 2 ** min(max(bits, _LEAST_BITS), _MOST_BITS)
     noise = jax.jit(discrete_gaussian, static_argnums=(1, 2))
-    drawn = np.asarray(noise(key, (size,), steps_of(stddev, 1 / unit)))
+    drawn = np.asarray(noise(key, (size,), stddev_in_steps(stddev, 1 / unit)))
     counts = (count_rows(lookups[which], size, bound, unit) + drawn) / unit
     rows = np.sort(np.argsort(-counts, kind="stable")[:most]).astype(np.int32)
     event = _pricing.privacy_event.release_event(noise_multiplier, words_of(key))

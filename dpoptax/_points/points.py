@@ -44,8 +44,8 @@ class GradientPoints:
       weights: the w_j, Python floats. Static: other weights compile a step again.
       reference: public data for a clip that follows the run, see `ReferenceState`; `None` for
         none.
-      code: how the points were computed, see `points_code`, which methods check. 0 for points made
-        by hand, which are not checked. Static.
+      code: how the points were computed, see `points_code`; `dpoptax.chain` and `ledgers` check
+        it. 0 for points made by hand, which are not checked. Static.
     """
 
     points: tuple[PyTree, ...]

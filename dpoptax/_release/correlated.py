@@ -144,7 +144,7 @@ def correlated_noise(
             return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), buffers
 
         released, (_, buffers), state = release(
-            updates, state, params, mechanism, noisy_mean, on_grid=mechanism.fixed_point, clip=clip
+            updates, state, params, mechanism, noisy_mean, clip=clip
         )
         return released, dataclasses.replace(state, buffers=buffers)
 

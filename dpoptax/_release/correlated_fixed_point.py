@@ -12,7 +12,12 @@ import optax
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._random import tree_noise
 from dpoptax._random.discrete_gaussian import REACH
-from dpoptax._release.fixed_point import grid_of, integers, round_to_grid, steps_of
+from dpoptax._release.fixed_point import (
+    grid_of,
+    integers,
+    round_to_grid,
+    stddev_in_steps,
+)
 from dpoptax._release.ledger import Mechanism
 from dpoptax._rounding.integer_sums import LARGEST_GRID_SUM
 from dpoptax._support.tree import PyTree
@@ -79,7 +84,7 @@ def add_correlated_noise(
     """
     g = grid_of(clipped, mechanism)
     stddev = stddev_of_band(strategy, clipped, mechanism.noise_multiplier, g)
-    steps, taps = steps_of(stddev, g), multiples(strategy)
+    steps, taps = stddev_in_steps(stddev, g), multiples(strategy)
     _check_range(taps, steps)
     white = tree_noise.each_leaf(clipped.sum, key, integers(steps), lambda leaf, drawn: drawn)
 

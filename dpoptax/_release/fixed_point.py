@@ -69,22 +69,22 @@ def fixed_point_grid(
 
 def grid_of(clipped: ClippedSum, mechanism: Mechanism) -> float:
     """Returns the grid of a release, or raises an error if the sum has another grid."""
-    step = fixed_point_grid(
+    g = fixed_point_grid(
         clipped.clip,
         noise_multiplier=mechanism.noise_multiplier,
         batch_size=mechanism.batch_size,
     )
-    if clipped.terms.grid not in (None, step):
+    if clipped.terms.grid not in (None, g):
         raise ValueError(
-            f"`grid` of the clipped sum must be {step} for this noise stage, got "
+            f"`grid` of the clipped sum must be {g} for this noise stage, got "
             f"{clipped.terms.grid}. Pass `dpoptax.clipped_grad` the grid that "
             "`dpoptax.extend.fixed_point_grid` returns "
             "for this stage's `noise_multiplier` and `batch_size`."
         )
-    return step
+    return g
 
 
-def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
+def sensitivity_on_grid(clipped: ClippedSum, g: float) -> float:
     """Returns the sensitivity of a sum on the grid.
 
     It is C + √d g if the sum is rounded, because one example can change the rounding of each entry
@@ -92,10 +92,10 @@ def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
     """
     # With g in each of d entries, the norm changes by √d g.
     share = 1.0 if clipped.terms.grid is None else 0.5
-    return clipped.clip.sensitivity + share * math.sqrt(optax.tree.size(clipped.sum)) * step
+    return clipped.clip.sensitivity + share * math.sqrt(optax.tree.size(clipped.sum)) * g
 
 
-def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTree:
+def add_noise(tree: PyTree, stddev: float, key: jax.Array, g: float) -> PyTree:
     """Returns g · (round(tree/g) + N), with N discrete Gaussian integers.
 
     Their variance is (stddev/g)² + 1.8². Because of the additional 1.8², the guarantee of
@@ -106,15 +106,13 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
         increase the distance of two sums.
       stddev: positive.
       key: a key that only this release uses.
-      step: g, a power of two, from `grid`.
+      g: a power of two, from `grid`.
 
     Raises:
-      ValueError: as in `steps_of`.
+      ValueError: as in `stddev_in_steps`.
     """
-    noise = integers(steps_of(stddev, step))
-    return tree_noise.each_leaf(
-        tree, key, noise, lambda leaf, drawn: round_to_grid(leaf, drawn, step)
-    )
+    noise = integers(stddev_in_steps(stddev, g))
+    return tree_noise.each_leaf(tree, key, noise, lambda leaf, drawn: round_to_grid(leaf, drawn, g))
 
 
 def integers(stddev: float) -> tree_noise.Noise:
@@ -130,34 +128,34 @@ def integers(stddev: float) -> tree_noise.Noise:
     )
 
 
-def steps_of(stddev: float, step: float) -> float:
+def stddev_in_steps(stddev: float, g: float) -> float:
     """Returns the standard deviation of integers that replace noise of `stddev`.
 
     Raises:
       ValueError: the standard deviation is more than 2²² grid steps, because many parameters need a
         large allowance for rounding; or less than one, as with batches of 10⁸.
     """
-    if stddev < step:
+    if stddev < g:
         raise ValueError(
             f"The noise must be at least one grid step, got standard deviation {stddev:.3g} on "
-            f"grid={step:.3g}. Decrease `batch_size`, or use noise in floating point."
+            f"grid={g:.3g}. Decrease `batch_size`, or use noise in floating point."
         )
-    if stddev > _MAX_STEPS_PER_STDDEV * step:
+    if stddev > _MAX_STEPS_PER_STDDEV * g:
         raise ValueError(
             f"The noise must be at most {_MAX_STEPS_PER_STDDEV:.3g} grid steps, got standard "
-            f"deviation {stddev:.3g} on grid={step:.3g}. With this many parameters, the allowance "
+            f"deviation {stddev:.3g} on grid={g:.3g}. With this many parameters, the allowance "
             "for rounding exceeds the noise. Decrease `noise_multiplier`, or use noise in floating "
             "point."
         )
     # Float64 may have rounded `stddev` down by about 2⁻⁵².
-    return math.hypot(stddev / step * (1 + 2.0**-50), SMOOTHING)
+    return math.hypot(stddev / g * (1 + 2.0**-50), SMOOTHING)
 
 
-def round_to_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
+def round_to_grid(leaf: jax.Array, noise: jax.Array, g: float) -> jax.Array:
     """Returns g · (round(leaf/g) + noise), or g · (leaf + noise) for an integer leaf."""
     # Products with powers of two are exact, so only `rint` rounds. A division would round on GPU.
     dtype = float32_at_least(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.integer):
-        leaf = jnp.rint(leaf.astype(dtype) * (1.0 / step))
+        leaf = jnp.rint(leaf.astype(dtype) * (1.0 / g))
     total = jnp.clip(leaf, -LARGEST_GRID_SUM, LARGEST_GRID_SUM).astype(jnp.int32) + noise
-    return step * total.astype(dtype)
+    return g * total.astype(dtype)

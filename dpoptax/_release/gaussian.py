@@ -109,9 +109,7 @@ def gaussian_noise(
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
             return noisy_mean_of(clipped, mechanism, state.count, step_key), None
 
-        released, _, state = release(
-            updates, state, params, mechanism, noisy_mean, on_grid=fixed_point
-        )
+        released, _, state = release(updates, state, params, mechanism, noisy_mean)
         return released, state
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -30,7 +30,6 @@ def release(
     mechanism: Mechanism,
     noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Extra]],
     *,
-    on_grid: bool = False,
     clip: Clip | None = None,
 ) -> tuple[PyTree, tuple[PyTree, Extra], State]:
     """Checks a clipped sum, adds a stage's noise, and counts the release.
@@ -45,7 +44,6 @@ def release(
       params: the parameters, for the dtypes of the result, or `None`.
       mechanism: the stage's mechanism.
       noisy_mean: maps the clipped sum and the step's key to the noisy mean and an extra value.
-      on_grid: whether the noise is for sums of integers on a grid.
       clip: the only geometry that the stage adds noise for; `None` for all but those with their own
         stage.
 
@@ -54,7 +52,7 @@ def release(
     """
     clipped = check_clipped_sum(updates)
     terms = clipped.terms
-    if terms.grid is not None and not on_grid:
+    if terms.grid is not None and not mechanism.fixed_point:
         raise TypeError(
             f"The clipped sum is on grid={terms.grid}, but this stage adds noise in floating "
             "point. Use `dpoptax.gaussian_noise(..., fixed_point=True)`, or omit `grid` in "

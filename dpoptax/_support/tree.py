@@ -30,7 +30,7 @@ def find_state(opt_state: PyTree, kind: type[State]) -> State | None:
         places = ", ".join(f"opt_state{jax.tree_util.keystr(path)}" for path, _ in found)
         raise ValueError(
             f"The optimizer's state must contain at most one {kind.__name__}, got two, at {places}."
-            " Only one stage of a chain can choose the gradient points. Remove the other."
+            " Both would decide where gradients are taken, or how they are clipped. Remove one."
         )
     return found[0][1] if found else None
 

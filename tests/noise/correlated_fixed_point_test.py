@@ -15,7 +15,7 @@ import dpoptax
 from dpoptax import accounting, matrix, sampling
 from dpoptax._release import correlated_fixed_point as fixed
 from dpoptax._release import fixed_point
-from dpoptax._release.fixed_point import steps_of
+from dpoptax._release.fixed_point import stddev_in_steps
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(0.5)
@@ -67,7 +67,7 @@ def test_releases_follow_the_integer_recursion(strategy, extreme, monkeypatch):
         want = [round(float(s) / step) + y for s, y in zip(total, now, strict=True)]
         np.testing.assert_array_equal(mean, np.float32(want) * np.float32(step) / 8)
     if extreme:  # without correlation the numbers would be less extreme
-        assert max(map(abs, past[0])) > 17 * steps_of(1.5 * 0.5, step)
+        assert max(map(abs, past[0])) > 17 * stddev_in_steps(1.5 * 0.5, step)
 
 
 def test_product_is_exact_for_all_int32():
