@@ -44,8 +44,8 @@ def test_releases_follow_the_integer_recursion(strategy, extreme, monkeypatch):
     step = dpoptax.extend.fixed_point_grid(CLIP, **RELEASE)
     drawn, rng = [], np.random.default_rng(0)
 
-    def draw(key, shape, stddev, *, out_sharding=None):
-        del key, out_sharding
+    def draw(key, shape, stddev, *, leaf=0, out_sharding=None):
+        del key, leaf, out_sharding
         size = 17 * stddev if extreme else stddev
         numbers = rng.choice([-1, 1], shape) if extreme else rng.normal(size=shape)
         drawn.append(np.rint(size * numbers).astype(np.int32))
