@@ -84,12 +84,12 @@ class BatchSum:
           key: the key of a loss with randomness.
           whole: the batch of all devices; `None` for these examples.
         """
-        total, aux = self.parts(points, records, mask, key, whole or WholeBatch(mask.shape[0]))
+        total, aux = self.unjoined(points, records, mask, key, whole or WholeBatch(mask.shape[0]))
         # Stored, so that the compiler does not compute the sum again for each of its readers. These
         # read their part of a stored bundle, without a copy.
         return self.engine.join(points.points[0], materialize(total)), aux
 
-    def parts(
+    def unjoined(
         self,
         points: GradientPoints,
         records: tuple[PyTree, PyTree],

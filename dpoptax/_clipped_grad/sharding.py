@@ -119,7 +119,7 @@ def sum_in_backward(sums: BatchSum, layout: MeshLayout, bound: float) -> DeviceS
         params, whole = points.points[0], WholeBatch(mask.shape[0], layout.shards)
         devices = BatchDevices(layout, whole, bound, layout.specs(params))
         # Before `join`, a total is the pair of the gradient and a clip's statistic.
-        (total, statistic), aux = sums.parts(points, records, mask, key, whole, devices=devices)
+        (total, statistic), aux = sums.unjoined(points, records, mask, key, whole, devices=devices)
         return (layout.constrain(total, params), statistic), aux
 
     def total(
