@@ -16,7 +16,7 @@ from jax import lax
 
 from dpoptax import _losses
 from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product, choose_product_method
-from dpoptax._losses.traced_program import Program, Use
+from dpoptax._losses.traced_program import Parameter, Program, Use
 
 if TYPE_CHECKING:
     from dpoptax._ghost_clipping.factor_products import Segment
@@ -106,9 +106,12 @@ def read_use(use: Use) -> PlannedUse | None:
 
     The result is `None` if the used value does more than move or scale entries of one parameter.
     """
-    layout, view = use.rule.layout, _losses.derived_views.find_view(use.value)
+    layout, origin = use.rule.layout, use.value.origin
+    if isinstance(origin, Parameter):
+        return PlannedUse(use, layout, origin.leaf)
+    view = _losses.derived_views.find_view(use.value)
     view = None if view is None else view.reshape(layout.split)
-    return None if view is None else PlannedUse(use, layout, view)
+    return None if view is None else PlannedUse(use, layout, view.leaf, view)
 
 
 def _read_concatenated(use: Use) -> list[PlannedUse]:
@@ -130,6 +133,7 @@ def _read_concatenated(use: Use) -> list[PlannedUse]:
         PlannedUse(
             use,
             dataclasses.replace(layout, split=part.shape),
+            part.leaf,
             part,
             functools.partial(_cut, layout, axis, end - part.shape[axis], end),
         )
@@ -153,9 +157,8 @@ def _pull_back_use(program: Program, use: Use, points: int) -> list[PlannedUse]:
         return []
     from dpoptax._ghost_clipping.transformed.point_differences import count_parts
 
-    whole = _losses.views.View.identity
     return [
-        PlannedUse(use, layout, whole(leaf, layout.split), pull_back_counts=counts)
+        PlannedUse(use, layout, leaf, pull_back_counts=counts)
         for leaf, layout, counts in count_parts(use, program.parameters, points)
     ]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from dpoptax import _ghost_clipping
+from dpoptax import _ghost_clipping, _losses
 from dpoptax._losses.traced_program import Use
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF, largest_ratio
 
@@ -68,7 +68,8 @@ class PlannedUse:
       use: the use.
       layout: the layout of the use, or of the part that belongs to one of several concatenated
         parameters.
-      view: the entries of the parameter, cut by `layout`.
+      leaf: the parameter.
+      part: the entries that are read, cut by `layout`; `None` for the whole parameter as it is.
       cut: selects the part of the factors; `None` for all.
       swapped: whether the rows of the use are the columns of the product.
       pull_back_counts: the numbers of factors after pulling back, if the used value is computed
@@ -77,15 +78,21 @@ class PlannedUse:
 
     use: Use
     layout: "FactorLayout"
-    view: "View"
+    leaf: int
+    part: "View | None" = None
     cut: "Callable[[Segment], Segment] | None" = None
     swapped: bool = False
     pull_back_counts: PullBackCounts | None = None
 
     @property
-    def leaf(self) -> int:
-        """Returns the parameter."""
-        return self.view.leaf
+    def view(self) -> "View":
+        """Returns the entries that are read, cut by `layout`."""
+        return self.part or _losses.views.View.identity(self.leaf, self.layout.split)
+
+    @property
+    def scale(self) -> float:
+        """Returns the factor of the entries that are read."""
+        return self.part.scale if self.part else 1.0
 
     @property
     def positions(self) -> int:
@@ -143,9 +150,12 @@ class Product:
 
     def place(self, total: jax.Array) -> jax.Array:
         """Returns a sum of gradients, (K, R, D), in the shape of the parameter."""
-        total = self.layout.fold(total, self.layout.split)
+        part = self.members[0].part
+        if part is None:
+            return self.layout.fold(total, self.shape)
         # The factors include the scale.
-        return dataclasses.replace(self.members[0].view, scale=1.0).scatter(total, self.shape)
+        part = dataclasses.replace(part, scale=1.0)
+        return part.scatter(self.layout.fold(total, self.layout.split), self.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

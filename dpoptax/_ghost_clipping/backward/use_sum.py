@@ -120,8 +120,8 @@ class UseSum:
         """Returns the gradients from operands and cotangents (B, …)."""
         member, examples, dtype = self._member, operand.shape[0], self.factor_dtype
         # `use_runner` keeps cotangents in the working range, but not those that are scaled here.
-        changed = cotangent.dtype == jnp.float16 or member.view.scale != 1.0
-        cotangent = weigh(cotangent, 1.0, member.view.scale)
+        changed = cotangent.dtype == jnp.float16 or member.scale != 1.0
+        cotangent = weigh(cotangent, 1.0, member.scale)
         operand, cotangent = materialize(
             (recorded(operand, dtype, finite=True), recorded(cotangent, dtype, finite=changed))
         )
@@ -137,7 +137,7 @@ class UseSum:
     def _member(self) -> PlannedUse:
         """Returns the use in one step of its scans, in the layout of its rule."""
         step = dataclasses.replace(self.use, loops=(), rule=self.use.step_rule)
-        return PlannedUse(step, step.rule.layout, self.view)
+        return PlannedUse(step, step.rule.layout, self.view.leaf, self.view)
 
     def rounding(self, measured: UseGradients) -> block_sums.Rounding:
         """Bounds how one example changes the rounding of the sum.

@@ -215,10 +215,10 @@ def collect_factors(
 
 def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> "Segment":
     operand, cotangent, weight = pair
-    if (weight, member.view.scale) != (1.0, 1.0):
+    if (weight, member.scale) != (1.0, 1.0):
         # The selection also keeps the compiler from multiplying weights and coefficients in another
         # order.
-        cotangent = within_range(weigh(cotangent, weight, member.view.scale))
+        cotangent = within_range(weigh(cotangent, weight, member.scale))
     segment = make_segment(member, operand, cotangent)
     if records.early:
         return segment  # of records, which are in the working range where necessary
