@@ -270,11 +270,9 @@ def product_rounding(factored: FactoredGradients, examples: int) -> block_sums.R
         )
     # All parts of an example are together at most M C, so the largest part counts. Fixed terms add
     # one rounding, for the product of their sums with the fixed arrays.
-    parts = cut.number + bool(factored.fixed_terms)
-    joined = cut.ratio * block_sums.parts_rounding(parts, examples)
-    joined += max(rounding.joined, lookups.joined)
-    termwise = cut.number > 1 or lookups.termwise
-    own = lookups.own + flushed(factored)
+    parts = block_sums.parts_rounding(cut.number + bool(factored.fixed_terms), examples)
+    joined = cut.ratio * parts + max(rounding.joined, lookups.joined)
+    own, termwise = lookups.own + flushed(factored), cut.number > 1 or lookups.termwise
     return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
 
 
