@@ -9,7 +9,6 @@ of the summand of example i, with f_i S_i ≤ M C. The error of the sum of a blo
 most γ_k Σ_i f_i S_i ≤ γ_k b M C.
 """
 
-import collections
 import dataclasses
 import functools
 import math
@@ -91,13 +90,11 @@ def combine_roundings(roundings: Iterable[Rounding], *, shared: bool = False) ->
     up.
     """
     join = (lambda *changes: math.fsum(changes)) if shared else math.hypot
-    blocks: dict[int, float] = collections.defaultdict(float)
-    joined: dict[bool, float] = collections.defaultdict(float)
-    own = 0.0
-    for each in roundings:
-        blocks[each.length] = max(each.blocks, blocks[each.length])
-        joined[each.termwise] = max(each.joined, joined[each.termwise])
-        own += each.own
+    every = list(roundings)
+    # In increasing order, so that each key keeps its largest change.
+    blocks = dict(sorted((each.length, each.blocks) for each in every))
+    joined = dict(sorted((each.termwise, each.joined) for each in every))
+    own = sum(each.own for each in every)
     return join(*blocks.values()) + join(*joined.values()) + own
 
 
