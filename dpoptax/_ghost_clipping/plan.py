@@ -101,9 +101,10 @@ class PlannedUse:
 
     @property
     def weighs_operand(self) -> bool:
-        """Returns whether the sum multiplies the operand by coefficients, not the cotangent."""
-        if self.use.rule.is_lookup:
-            return False
+        """Returns whether the sum multiplies the operand by coefficients, not the cotangent.
+
+        The use must not be a lookup, whose operand is integers.
+        """
         _, rows, columns = self.layout.sizes
         return not weighs_rows(columns, rows) if self.swapped else weighs_rows(rows, columns)
 
@@ -188,14 +189,12 @@ def unweighted_sides(plan: Plan) -> tuple[frozenset[int], frozenset[int]]:
     The sum does not multiply it by coefficients, and an example that adds nothing has a coefficient
     of zero.
     """
-    members = [m for product in plan.products for m in product.members]
-    dense = [m for m in members if not m.use.rule.is_lookup]
+    dense = [m for each in plan.products for m in each.members if not m.use.rule.is_lookup]
     # If the other factor gets a coefficient of zero, an infinity here would give 0 · ∞ and make the
     # whole sum NaN. Pulling back mixes both factors, so both must be finite.
-    pulled = frozenset(m.use.index for m in dense if m.pull_back_counts is not None)
     return (
-        pulled | {m.use.index for m in dense if not m.weighs_operand},
-        pulled | {m.use.index for m in dense if m.weighs_operand},
+        frozenset(m.use.index for m in dense if m.pull_back_counts or not m.weighs_operand),
+        frozenset(m.use.index for m in dense if m.pull_back_counts or m.weighs_operand),
     )
 
 
