@@ -129,6 +129,11 @@ class FactoredGradients:
     sizes: Sizes = dataclasses.field(metadata={"static": True})
     fixed_terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
 
+    @property
+    def terms(self) -> int:
+        """Returns the number of positions and fixed terms."""
+        return sum(segment.rows.shape[2] for segment in self.segments) + len(self.fixed_terms)
+
 
 def is_one_hot(factor: jax.Array) -> bool:
     """Returns whether a factor is one-hot, represented by integers."""

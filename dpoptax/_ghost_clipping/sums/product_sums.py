@@ -61,23 +61,19 @@ def sum_error(factored: FactoredGradients) -> float:
 def flushed(factored: FactoredGradients) -> float:
     """Bounds the numbers of an example's summand that are set to zero, relative to C.
 
-    At each position, they are less than 2^-126 next to a factor below 2⁴⁰. As much is added for
-    numbers of sums.
+    In each term, they are less than 2^-126 next to a factor below 2⁴⁰. As much is added for numbers
+    of sums.
     """
-    positions = sum(segment.rows.shape[2] for segment in factored.segments)
-    positions += len(factored.fixed_terms)
     entry = 2.0 * 2.0**-126 * LARGEST_NUMBER / MINIMUM_BOUND
-    return positions * math.sqrt(math.prod(factored.sizes)) * entry
+    return factored.terms * math.sqrt(math.prod(factored.sizes)) * entry
 
 
 def absolute_ratio(factored: FactoredGradients) -> float:
     """Returns M, such that the parts of a clipped gradient are together at most M C."""
-    positions = sum(segment.rows.shape[2] for segment in factored.segments)
-    terms = positions + len(factored.fixed_terms)
     only_lookups = all(segment.is_lookup for segment in factored.segments)
     if only_lookups and not factored.fixed_terms:  # added without rounding
-        return max(largest_ratio(terms), 2.0 * math.sqrt(terms))
-    return largest_ratio(terms)
+        return max(largest_ratio(factored.terms), 2.0 * math.sqrt(factored.terms))
+    return largest_ratio(factored.terms)
 
 
 def is_plain(factored: FactoredGradients) -> bool:
