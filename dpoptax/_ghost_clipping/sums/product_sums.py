@@ -322,8 +322,5 @@ def sum_each(
     products: list[FactoredGradients], coefficients: list[jax.Array], bound: float, examples: int
 ) -> Iterator[jax.Array]:
     """Yields the sum of each product, `sum_products`. Further coefficients are ignored."""
-
-    def part(factored: FactoredGradients, coefficients: jax.Array) -> jax.Array:
-        return sum_products(factored, coefficients, bound=bound, examples=examples)
-
+    part = functools.partial(sum_products, bound=bound, examples=examples)
     return map(_once_per_shape(part), products, coefficients)
