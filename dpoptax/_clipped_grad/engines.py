@@ -90,16 +90,15 @@ def choose_engine(options: Options) -> Engine:
     if options.method not in _IN_BACKWARD:
         from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 
-        return Engine(
-            _after_reading(ghost_clipped_sum, options), functools.partial(join_sums, clip)
-        )
+        read_and_sum = functools.partial(_read_and_sum, ghost_clipped_sum, options)
+        return Engine(read_and_sum, functools.partial(join_sums, clip))
     if options.method == "streaming":
         from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums
     else:
         from dpoptax._ghost_clipping.backward.recomputed_sum import recomputed_sum as sums
     # The total is the pair of the summed gradient and the clip's statistic.
     join = lambda params, total: clip.join(*total)  # noqa: E731
-    return Engine(_after_reading(sums, options), join, in_backward=True)
+    return Engine(functools.partial(_read_and_sum, sums, options), join, in_backward=True)
 
 
 def check_options(options: Options) -> None:
@@ -146,20 +145,19 @@ def _check_in_backward(options: Options) -> None:
         )
 
 
-def _after_reading(
-    sums: Callable[..., tuple[PyTree, PyTree]], options: Options
-) -> Callable[..., tuple[PyTree, PyTree]]:
-    """Returns an engine's `sum` that reads the program of the loss and passes it to `sums`."""
-
-    def total(
-        loss: TracedLoss, points: GradientPoints, examples: Examples, **over: Any
-    ) -> tuple[PyTree, PyTree]:
-        program, dtype = read_program(loss), options.factor_dtype
-        if program.unused:
-            _losses.zero_gradients.warn_of_unused(program, points.points[0])
-        return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
-
-    return total
+def _read_and_sum(
+    sums: Callable[..., tuple[PyTree, PyTree]],
+    options: Options,
+    loss: TracedLoss,
+    points: GradientPoints,
+    examples: Examples,
+    **over: Any,
+) -> tuple[PyTree, PyTree]:
+    """Reads the program of a loss, and sums its clipped gradients with `sums`."""
+    program, dtype = read_program(loss), options.factor_dtype
+    if program.unused:
+        _losses.zero_gradients.warn_of_unused(program, points.points[0])
+    return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
 
 
 def _check_grid(grid: float) -> None:
