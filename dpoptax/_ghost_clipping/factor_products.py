@@ -100,6 +100,7 @@ class Segment(NamedTuple):
         )
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredTerm:
     """Holds the fixed part of a gradient, `basis` (K, R, D) times `weights` (B, K, R, D).

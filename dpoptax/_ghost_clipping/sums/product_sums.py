@@ -309,13 +309,7 @@ def _once_per_shape(function: Callable[..., Any], **options: Any) -> Callable[..
     The traces are kept for this call only.
     """
     # A new function object, because `jit` shares traces among calls with the same function.
-    traced = jax.jit(functools.partial(function), **options)
-
-    def call(factored: FactoredGradients, *args: Any) -> Any:
-        # `MeasuredTerm` is not a pytree, so `jit` cannot take it.
-        return (function if factored.fixed_terms else traced)(factored, *args)
-
-    return call
+    return jax.jit(functools.partial(function), **options)
 
 
 def sum_each(
