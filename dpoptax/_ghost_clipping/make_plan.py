@@ -54,8 +54,7 @@ def make_plan(program: Program, examples: int, points: int) -> Plan:
         _form_coupled(program, formed)
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     formed_uses = [u for u in program.uses if u.value.leaves & set(formed)]
-    is_pulled = any(product.is_pulled for product in products)
-    return Plan(tuple(products), formed, tuple(formed_uses), is_pulled)
+    return Plan(tuple(products), formed, tuple(formed_uses))
 
 
 def _choose_formed(

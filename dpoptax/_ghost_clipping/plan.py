@@ -169,13 +169,11 @@ class Plan:
         fallback. The reason is empty if forming is cheaper, for the parameter or for one that is
         used with it.
       formed_uses: the uses of formed parameters.
-      is_pulled: whether gradients of a product are pulled back from a derived value.
     """
 
     products: tuple[Product, ...]
     formed: dict[int, str]
     formed_uses: tuple[Use, ...] = ()
-    is_pulled: bool = False
 
 
 def weighs_rows(rows: int, columns: int) -> bool:

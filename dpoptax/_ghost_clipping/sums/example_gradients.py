@@ -72,7 +72,7 @@ def collect_gradients(
     # Norm and sum must read the same numbers.
     formed = materialize({leaves: within_range(x) for leaves, x in bundles.items()})
     uses = [collect_factors(product, records, differences) for product in plan.products]
-    if plan.is_pulled:
+    if any(product.is_pulled for product in plan.products):
         from dpoptax._ghost_clipping.transformed.point_differences import pull_back_product
         from dpoptax._ghost_clipping.transformed.pull_back import FixedArrays
 

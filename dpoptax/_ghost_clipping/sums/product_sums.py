@@ -224,12 +224,11 @@ def sum_products(
     whole batch changes the rounding.
     """
     cut = split_sum(factored, examples)
-    summand = cut.largest_summand
-    found = [sum_segment(segment, coefficients, cut.block, summand) for segment in cut.dense]
+    found = [sum_segment(s, coefficients, cut.block, cut.largest_summand) for s in cut.dense]
     for term in factored.fixed_terms:
         # The basis is the same for all examples, so it multiplies the sum of their weights once.
         total = block_sums.sum_weighted(
-            coefficients, term.weights, block=cut.block, largest_summand=summand
+            coefficients, term.weights, block=cut.block, largest_summand=cut.largest_summand
         )
         found.append(term.basis * total)
     table = functools.reduce(operator.add, found or [jnp.zeros(factored.sizes, jnp.float32)])
