@@ -171,9 +171,7 @@ def clipped_grad(
     ) -> ClippedSum | tuple[ClippedSum, PyTree]:
         points = ensure_points(params)
         check_parameters(points.points[0])
-        _check_same_axes(points, batch)
-        if mesh is None:
-            _check_one_device(batch)
+        _check_devices(points, batch, mesh)
         is_example = check_mask(mask, batch_length(batch))
         if key is not None or ids is not None:
             key, ids = _check_randomness(key, ids, is_example.shape[0])
@@ -225,15 +223,27 @@ def _check_randomness(
     return key, ids
 
 
-def _check_one_device(batch: PyTree) -> None:
-    """Raises an error if the examples are sharded although no mesh was given."""
-    for leaf in jax.tree.leaves(batch):
-        if sharding := _known_sharding(leaf):
-            raise ValueError(
-                f"A sharded batch needs a mesh, got a batch sharded by {sharding}. Call "
-                "`dpoptax.clipped_grad(..., mesh=mesh, axis_name=...)`. Without a mesh the "
-                "compiler shards the work, and its per-example gradients of convolutions are wrong."
-            )
+def _check_devices(
+    points: GradientPoints,
+    batch: PyTree,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None,
+) -> None:
+    """Raises an error if a sum over devices would come before the clip, or without a mesh.
+
+    Inside `jax.shard_map`, parameters must vary like the examples. The derivative with respect to
+    another parameter would be the sum over devices; see `sum_over_devices`.
+    """
+    examples = jax.tree.leaves(batch)
+    # Outside `shard_map`, nothing varies over manual axes.
+    if batch_axes := frozenset().union(*map(_varying, examples)):
+        for point in points.points:
+            _check_varying(point, batch_axes)
+    if mesh is None and (sharding := next(filter(None, map(_known_sharding, examples)), None)):
+        raise ValueError(
+            f"A sharded batch needs a mesh, got a batch sharded by {sharding}. Call "
+            "`dpoptax.clipped_grad(..., mesh=mesh, axis_name=...)`. Without a mesh the compiler "
+            "shards the work, and its per-example gradients of convolutions are wrong."
+        )
 
 
 def _known_sharding(x: jax.Array) -> jax.sharding.Sharding | None:
@@ -241,18 +251,6 @@ def _known_sharding(x: jax.Array) -> jax.sharding.Sharding | None:
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
         return None if x.sharding.is_fully_replicated else x.sharding
     return out_sharding(x)
-
-
-def _check_same_axes(points: GradientPoints, batch: PyTree) -> None:
-    """Raises an error if a parameter in `shard_map` does not vary like the examples.
-
-    The derivative with respect to this parameter would be the sum over devices; see
-    `sum_over_devices`.
-    """
-    batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
-    # Outside `shard_map`, nothing varies over manual axes.
-    for point in points.points if batch_axes else ():
-        _check_varying(point, batch_axes)
 
 
 def _check_varying(params: PyTree, batch_axes: frozenset[str]) -> None:
