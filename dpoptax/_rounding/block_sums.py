@@ -94,7 +94,7 @@ def combine_roundings(roundings: Iterable[Rounding], *, shared: bool = False) ->
     # In increasing order, so that each key keeps its largest change.
     blocks = dict(sorted((each.length, each.blocks) for each in every))
     joined = dict(sorted((each.termwise, each.joined) for each in every))
-    own = sum(each.own for each in every)
+    own = math.fsum(each.own for each in every)
     return join(*blocks.values()) + join(*joined.values()) + own
 
 
