@@ -63,30 +63,35 @@ def loss_of(event: Event, relation: dpa.NeighboringRelation, interval: float) ->
 
     Building it is most of the cost of a price. A curve or a budget needs it for many step counts.
     """
-    if isinstance(event, dp_event.RepeatAndSelectDpEvent | GroupDpEvent):
-        return _pricing.derived_curves.pair(event, relation, interval)
-    if isinstance(event, CustomDpEvent):
-        return event.pair(relation, interval)
     common = {"value_discretization_interval": interval, "neighboring_relation": relation}
-    if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
-        return privacy_loss_distribution.from_gaussian_mechanism(event.noise_multiplier, **common)
-    if not _is_sampled_gaussian(event):
-        accountant = pld.PLDAccountant(relation, interval).compose(event)
-        return None if accountant._contains_non_dp_event else accountant._pld
-    # Built here, since the accountant would convolve them with a loss of zero, which rounds.
-    if isinstance(event, dpa.PoissonSampledDpEvent):
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            event.event.noise_multiplier, sampling_prob=event.sampling_probability, **common
-        )
-    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        return _without_replacement(event, relation, interval)
-    return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
-        dataset_size=event.dataset_size,
-        sampling_probability=event.sampling_probability,
-        truncated_batch_size=event.truncated_batch_size,
-        noise_multiplier=event.noise_multiplier,
-        **common,
-    )
+    from_gaussian = privacy_loss_distribution.from_gaussian_mechanism
+    match event:
+        # The accountant would convolve sampled releases with a loss of zero, which rounds.
+        case dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)) if q > 0 and sigma > 0:
+            return from_gaussian(sigma, sampling_prob=q, **common)
+        case dpa.GaussianDpEvent(sigma) if sigma > 0:
+            return from_gaussian(sigma, **common)
+        case dpa.SampledWithoutReplacementDpEvent(_, size, dpa.GaussianDpEvent(sigma)) if (
+            size > 0 and sigma > 0
+        ):
+            return _without_replacement(event, relation, interval)
+        case dpa.TruncatedSubsampledGaussianDpEvent(size, q, cut_to, sigma) if (
+            size > 0 and q > 0 and cut_to > 0 and sigma > 0
+        ):
+            return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+                dataset_size=size,
+                sampling_probability=q,
+                truncated_batch_size=cut_to,
+                noise_multiplier=sigma,
+                **common,
+            )
+        case dp_event.RepeatAndSelectDpEvent() | GroupDpEvent():
+            return _pricing.derived_curves.pair(event, relation, interval)
+        case CustomDpEvent():
+            return event.pair(relation, interval)
+    # Other events, such as sampled releases with a loss of zero or of infinity.
+    accountant = pld.PLDAccountant(relation, interval).compose(event)
+    return None if accountant._contains_non_dp_event else accountant._pld
 
 
 def _without_replacement(
@@ -108,18 +113,3 @@ def _without_replacement(
     if relation is dpa.NeighboringRelation.ADD_OR_REMOVE_ONE:
         return removed
     return _pricing.curves.symmetric(removed._pmf_remove.to_dense_pmf(), interval)
-
-
-def _is_sampled_gaussian(event: Event) -> bool:
-    """Returns whether it is a sampled Gaussian with a finite, positive privacy loss."""
-    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
-        sizes = event.dataset_size, event.truncated_batch_size, event.noise_multiplier
-        return event.sampling_probability > 0 and all(size > 0 for size in sizes)
-    if isinstance(event, dpa.PoissonSampledDpEvent):
-        size = event.sampling_probability
-    elif isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        size = event.sample_size
-    else:
-        return False
-    inner = event.event
-    return size > 0 and isinstance(inner, dpa.GaussianDpEvent) and inner.noise_multiplier > 0
