@@ -330,8 +330,7 @@ def _log_moment(parts: list[_Losses], tilt: float) -> float:
 def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
     moments = [part.log_moment(tilt) for part in parts]
     log_moment = math.fsum(p.count * k for p, k in zip(parts, moments, strict=True))
-    exponents = [p.logs + tilt * p.losses - k for p, k in zip(parts, moments, strict=True)]
-    masses = [np.exp(exponent) for exponent in exponents]
+    masses = [np.exp(p.logs + tilt * p.losses - k) for p, k in zip(parts, moments, strict=True)]
     low, high = _window(parts, tilt, log_moment)
     start = math.floor(low / interval)
     size = fft.next_fast_len(math.ceil(high / interval) - start + 2, real=True)
@@ -362,8 +361,7 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
     # Loss k h is at place k modulo N. Rolled, the window starts at place 0.
     found = np.roll(fft.irfft(power, size), -(start % size))
     # A real transform keeps half of the frequencies. The others have the same errors, hence the 2.
-    off = math.sqrt(2.0 / size) * _norm(error)
-    off += stages * _norm(found)
+    off = math.sqrt(2.0 / size) * _norm(error) + stages * _norm(found)
     losses = (start + np.arange(size)) * interval
     return _Tilted(tilt, log_moment, losses, found, off, math.exp(_LOG_OUTSIDE))
 
