@@ -67,21 +67,17 @@ def poisson_event(noise_multiplier: float, sampling_probability: float, steps: i
 
 
 def truncated_poisson_event(
-    noise_multiplier: float, steps: int, *, size: int, probability: float, cut_to: int
+    noise_multiplier: float, steps: int, size: int, probability: float, cut_to: int
 ) -> Event:
     """Returns the event of `steps` noisy sums over Poisson samples cut to `cut_to`."""
     if cut_to >= size:
         return poisson_event(noise_multiplier, probability, steps)
-    return noisy_sum_event(
-        noise_multiplier,
-        steps,
-        lambda gaussian: dpa.TruncatedSubsampledGaussianDpEvent(
-            dataset_size=size,
-            sampling_probability=probability,
-            truncated_batch_size=cut_to,
-            noise_multiplier=gaussian.noise_multiplier,
-        ),
-    )
+
+    def sampled(gaussian: Event) -> Event:
+        sigma = gaussian.noise_multiplier
+        return dpa.TruncatedSubsampledGaussianDpEvent(size, probability, cut_to, sigma)
+
+    return noisy_sum_event(noise_multiplier, steps, sampled)
 
 
 def full_probability(size: int, probability: float, largest: int) -> float:

@@ -85,10 +85,5 @@ class CyclicPoissonSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of ⌈steps/cycle_length⌉ independent noisy sums over one group."""
-        return _pricing.events.truncated_poisson_event(
-            noise_multiplier,
-            math.ceil(steps / self.cycle_length),
-            size=self.group_size,
-            probability=self.participation_probability,
-            cut_to=self._largest,
-        )
+        turns, batches = math.ceil(steps / self.cycle_length), (*self._rates, self._largest)
+        return _pricing.events.truncated_poisson_event(noise_multiplier, turns, *batches)

@@ -42,15 +42,9 @@ class PoissonSampler(CutSampler):
     def sample(self, step: int) -> Sample:
         """Returns the records of a step."""
         draws = self._draws(checked_step(step))
-        rates = self.dataset_size, self.sampling_probability
-        return self._pad(draws.by_chance(*rates, self._largest), draws)
+        return self._pad(draws.by_chance(*self._rates, self._largest), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Returns the event of `steps` noisy sums over (truncated) Poisson samples."""
-        return _pricing.events.truncated_poisson_event(
-            noise_multiplier,
-            steps,
-            size=self.dataset_size,
-            probability=self.sampling_probability,
-            cut_to=self._largest,
-        )
+        batches = *self._rates, self._largest
+        return _pricing.events.truncated_poisson_event(noise_multiplier, steps, *batches)
