@@ -54,7 +54,7 @@ class RandomAllocationSampler(CutSampler):
     neighboring_relation: ClassVar[str] = "replace-special"
     _overflow = RARE_OVERFLOW_PROBABILITY
     _described = ("overflow_probability", "participations", "period")
-    _counts: ClassVar = {"participations": "1 is once an epoch"}
+    _counts: ClassVar = {**CutSampler._counts, "participations": "1 is once an epoch"}
 
     @property
     def period(self) -> int:

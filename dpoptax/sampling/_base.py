@@ -82,8 +82,12 @@ class Sampler(abc.ABC):
     neighboring_relation: ClassVar[str]
     _described: ClassVar[tuple[str, ...]] = ()
     """The further numbers of `describe`."""
-    _counts: ClassVar[dict[str, str]] = {}
-    """Further fields that are integers of at least 1, each with the remedy of its error."""
+    _counts: ClassVar[dict[str, str]] = {
+        "dataset_size": "count the training records, or users",
+        "batch_size": "choose between 1 and dataset_size",
+        "multiple_of": "give the microbatch size, or 1",
+    }
+    """The fields that are integers of at least 1, each with the remedy of its error."""
 
     def __init_subclass__(cls, **options: object) -> None:
         """Raises a `TypeError` if the class draws in its own way without stating its event."""
@@ -103,13 +107,7 @@ class Sampler(abc.ABC):
             raise ValueError(f"`unit` must be one of {get_args(Unit)}, got {self.unit!r}.")
         if self.owners is not None and self.unit != "user":
             raise ValueError(f"`unit` must be 'user' with `owners`, got {self.unit!r}.")
-        counts = {
-            "dataset_size": "count the training records, or users",
-            "batch_size": "choose between 1 and dataset_size",
-            "multiple_of": "give the microbatch size, or 1",
-            **self._counts,
-        }
-        for name, remedy in counts.items():
+        for name, remedy in self._counts.items():
             # NumPy integers become Python integers, for hashing, equality and JSON.
             object.__setattr__(self, name, integer(name, getattr(self, name), 1, remedy))
         object.__setattr__(self, "seed", _checked_seed(self.seed))

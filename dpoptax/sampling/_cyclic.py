@@ -46,7 +46,7 @@ class CyclicPoissonSampler(CutSampler):
     neighboring_relation: ClassVar[str] = "replace-special"
 
     _described = ("overflow_probability", "cycle_length", "participation_probability")
-    _counts: ClassVar = {"cycle_length": "1 is Poisson sampling"}
+    _counts: ClassVar = {**CutSampler._counts, "cycle_length": "1 is Poisson sampling"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
