@@ -85,7 +85,8 @@ class PrivateRun:
         self._in_use = False  # whether the last batch may still wait for its release
         # A continued run does not know how its earlier steps were drawn.
         self._drawn = step == 0  # whether `batches` drew all steps
-        self._check_new()
+        if plan.also:
+            self._check_new()
 
     def __repr__(self) -> str:
         return f"PrivateRun({self.plan!r}, step={self.step})"  # without the key
@@ -99,13 +100,11 @@ class PrivateRun:
 
     def _check_new(self) -> None:
         """Raises if key or seed are those of an event of `plan.also`."""
-        seed = self._sampler.seed
+        seed, others = self._sampler.seed, self.plan.also
         assert seed is not None
-        others = self.plan.also
-        if others:
-            seeds, keys = frozenset([seed_fingerprint(seed)]), frozenset([self._fingerprint])
-            # Only the fingerprints are compared here, so any event will do.
-            composed(PrivacyEvent(others[0].dp_event, seeds, keys), others)
+        seeds, keys = frozenset([seed_fingerprint(seed)]), frozenset([self._fingerprint])
+        # Only the fingerprints are compared here, so any event will do.
+        composed(PrivacyEvent(others[0].dp_event, seeds, keys), others)
 
     @property
     def _fingerprint(self) -> str:
