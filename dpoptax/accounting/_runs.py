@@ -18,7 +18,7 @@ from dpoptax.accounting._run_event import (
 )
 
 if TYPE_CHECKING:
-    from dpoptax._release.read_ledger import Ledger
+    from dpoptax._release.read_ledger import Ledger, LedgerReadings
     from dpoptax._support.tree import PyTree
     from dpoptax.matrix._participation import Participation
     from dpoptax.sampling._base import Sampler
@@ -92,17 +92,28 @@ def guarantee(
 
     readings, others = read_ledgers(opt_state), other_events(also)
     sampler = drawing_sampler(sampler, readings)
+    return ledger_guarantee(readings, sampler, others, delta, accountant, same_batches)
+
+
+def ledger_guarantee(
+    readings: "LedgerReadings",
+    sampler: "Sampler",
+    others: Sequence[PrivacyEvent],
+    delta: float | None,
+    accountant: Accountant,
+    same_batches: bool | None = None,
+) -> Guarantee:
+    """Returns the privacy guarantee of ledgers; the other arguments are checked by `guarantee`."""
 
     def event(most: int | None = None) -> PrivacyEvent:
         spent = spent_event(readings, sampler, same_batches=same_batches, most=most)
         return run_event(spent, sampler, others, readings.keys)
 
-    priced = event()
     stages = readings.stages
     # Nobody knows how stages that took turns divided the first steps of the run among them.
     in_turns = same_batches is False and len(stages) > 1 and not readings.ensemble
     releases, after = tuple(map(_noisy_releases, stages)), None if in_turns else event
-    return _guarantee(sampler, delta, accountant, releases, others, priced, after)
+    return _guarantee(sampler, delta, accountant, releases, others, event(), after)
 
 
 def planned_guarantee(

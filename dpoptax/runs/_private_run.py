@@ -27,7 +27,7 @@ from dpoptax._release.read_ledger import read_ledgers, states_in
 from dpoptax._support.fingerprints import key_fingerprint, seed_fingerprint
 from dpoptax._support.host_communication import check_same_on_hosts, shared_bytes
 from dpoptax.accounting._guarantee import Guarantee
-from dpoptax.accounting._runs import guarantee
+from dpoptax.accounting._runs import ledger_guarantee
 from dpoptax.runs._batches import Batch, check_rows, draw, gather, read_ahead, read_batch
 from dpoptax.sampling._base import SEED_BYTES, Sampler
 
@@ -286,9 +286,7 @@ class PrivateRun:
                 "`plan.continue_run(opt_state)`."
             )
         plan = self.plan
-        found = guarantee(
-            opt_state, self._sampler, delta=plan.delta, accountant=plan.accountant, also=plan.also
-        )
+        found = ledger_guarantee(readings, self._sampler, plan.also, plan.delta, plan.accountant)
         return dataclasses.replace(found, drawn=self._drawn)
 
 
