@@ -85,8 +85,9 @@ def _price(
         return _rdp_epsilon(plain, delta - overflow, relation)
     # Pricing the truncation takes several times as long, and does not matter if it is rare.
     if only_by_delta or overflow <= 1e-3 * delta:
-        return _pld_epsilon(plain, delta - overflow, relation, interval)
-    return _pld_epsilon(parts, delta, relation, interval)
+        parts, delta = plain, delta - overflow
+    pairs, interval = _privacy_losses(parts, plain, delta, relation, interval)
+    return math.inf if pairs is None else composition.composed_epsilon(pairs, interval, delta)
 
 
 def curves_of(
@@ -121,7 +122,7 @@ def _curves(
         parts = plain  # as for ε, truncation is priced step by step only if it matters
     else:
         overflow = 0.0
-    pairs, interval = _privacy_losses(parts, least_delta, relation, interval)
+    pairs, interval = _privacy_losses(parts, plain, least_delta, relation, interval)
     most = math.inf
     if pairs is not None:
         # No ε holds at a δ of at most the probability of an infinite loss.
@@ -153,7 +154,7 @@ def delta_of(
         return min(1.0, found + overflow)
 
     def price(parts: Parts) -> float:
-        pairs, interval = _privacy_losses(parts, LEAST_DELTA, relation, DISCRETIZATION)
+        pairs, interval = _privacy_losses(parts, plain, LEAST_DELTA, relation, DISCRETIZATION)
         if pairs is None:
             return 1.0
         return float(composition.deltas_of(pairs, interval, np.array([epsilon]))[0])
@@ -166,9 +167,8 @@ def delta_of(
     return min(found, price(parts))
 
 
-def guessed_epsilon(parts: Parts, delta: float, relation: dpa.NeighboringRelation) -> float:
-    """Returns a rough ε by RDP without truncation, as a starting point."""
-    plain, _, _ = without_truncation(parts)
+def guessed_epsilon(plain: Parts, delta: float, relation: dpa.NeighboringRelation) -> float:
+    """Returns a rough ε of parts without truncation by RDP, as a starting point."""
     # dp_accounting's accountant below has no custom events, which a selection may also hold, and
     # does not double the sensitivity under replace-one.
     rare = CustomDpEvent, dp_event.RepeatAndSelectDpEvent
@@ -187,23 +187,17 @@ def guessed_epsilon(parts: Parts, delta: float, relation: dpa.NeighboringRelatio
     return float(accountant.get_epsilon(delta))
 
 
-def _pld_epsilon(
-    parts: Parts, delta: float, relation: dpa.NeighboringRelation, interval: float
-) -> float:
-    pairs, interval = _privacy_losses(parts, delta, relation, interval)
-    return math.inf if pairs is None else composition.composed_epsilon(pairs, interval, delta)
-
-
 def _privacy_losses(
-    parts: Parts, delta: float, relation: dpa.NeighboringRelation, interval: float
+    parts: Parts, plain: Parts, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> tuple[list[tuple[Pair, int]] | None, float]:
     """Returns the privacy losses of the parts, or None, and the interval of their grid.
 
     The grid spans the privacy loss, so its size grows with ε. A rough ε above 2000 is that of order
-    2, and ε is above 50. A coarser grid then keeps four digits and bounds the memory.
+    2, and ε is above 50. A coarser grid then keeps four digits and bounds the memory. The rough ε
+    is that of `plain`, the parts without truncation.
     """
     try:
-        rough = guessed_epsilon(parts, delta, relation)
+        rough = guessed_epsilon(plain, delta, relation)
     except ValueError:
         # No RDP is known for the event, so the grid keeps its interval.
         rough = 0.0

@@ -16,7 +16,7 @@ from dpoptax._pricing.checks import (
     number,
     relation_named,
 )
-from dpoptax._pricing.events import parts_of
+from dpoptax._pricing.events import parts_of, without_truncation
 from dpoptax._pricing.noise_schedule import phases_of, scaled
 from dpoptax._pricing.privacy_event import Composable, other_events
 from dpoptax.accounting._run_event import (
@@ -177,8 +177,8 @@ class _Search:
             )
 
         def guessed(x: float) -> float:
-            parts = parts_of(self.event_at(x))
-            return accountants.guessed_epsilon(parts, self.delta, self.relation)
+            plain = without_truncation(parts_of(self.event_at(x))).parts
+            return accountants.guessed_epsilon(plain, self.delta, self.relation)
 
         def extrapolated(x: float) -> float:
             # An excess of c h² at interval h is 4 c h² at 2 h, so the difference is 3 c h².
