@@ -26,6 +26,7 @@ _UNITS_OF_SEVERAL = {"example": "examples", "user": "users with all of their rec
 _ACCOUNTANTS = {"pld": "by privacy loss distributions", "rdp": "by Rényi divergences"}
 _GENERATORS = {"threefry": "threefry", "chacha20": "ChaCha20"}
 _MAX_PHASES = 4  # the number of listed phases of a schedule
+_CLAIMED = ("epsilon", "delta", "unit", "neighboring_relation", "records")
 
 
 def statement_text(values: Mapping[str, Any]) -> str:
@@ -33,8 +34,7 @@ def statement_text(values: Mapping[str, Any]) -> str:
 
     ε and δ are rounded up and noise multipliers down, so the text never claims too much.
     """
-    claimed = "epsilon", "delta", "unit", "neighboring_relation", "records"
-    claim = claim_text(*(values[name] for name in claimed))
+    claim = claim_text(*(values[name] for name in _CLAIMED))
     if not math.isfinite(values["epsilon"]):
         return claim
     lines = {
