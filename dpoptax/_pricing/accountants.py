@@ -137,8 +137,7 @@ def _curves(
     # `composed_epsilon` has proved this δ at the last ε.
     deltas[:, -1] = np.minimum(deltas[:, -1], least_delta)
     deltas = np.minimum(deltas + overflow, 1.0)
-    for values in (epsilons, deltas):
-        values.flags.writeable = False
+    epsilons.flags.writeable = deltas.flags.writeable = False
     return epsilons, deltas
 
 

@@ -197,11 +197,6 @@ def _guarantee(
 
 
 def _noisy_releases(ledger: "Ledger") -> NoisyReleases:
-    mechanism = ledger.mechanism
-    return NoisyReleases(
-        number=ledger.releases,
-        phases=mechanism.phases,
-        strategy=None if mechanism.strategy is None else repr(mechanism.strategy),
-        fixed_point=mechanism.fixed_point,
-        generator=ledger.generator,
-    )
+    noise, generator = ledger.mechanism, ledger.generator
+    strategy = None if noise.strategy is None else repr(noise.strategy)
+    return NoisyReleases(ledger.releases, noise.phases, strategy, noise.fixed_point, generator)
