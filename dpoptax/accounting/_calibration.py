@@ -106,7 +106,9 @@ def calibrate(
 
 def _solution(search: "_Search", name: str, start: float) -> float:
     """Returns the solution, or raises if it is an end of a range that is there for safety."""
-    found, spent = search.solve(start)
+    found, slope, spent = start, 1.0 if search.rising else -1.0, math.inf
+    for price, tolerance in search.passes():
+        found, spent, slope = search.boundary(price, found, slope, tolerance)
     text = f"{spent:.3g}, which {name}={found:g} spends at delta={search.delta}"
     if spent > search.epsilon:
         raise ValueError(
@@ -124,7 +126,7 @@ def _solution(search: "_Search", name: str, start: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """Finds the parameter that spends at most `epsilon`, and nearly all of it.
+    """Searches for the parameter that spends at most `epsilon`, and nearly all of it.
 
     Attributes:
       event_at: the event of a run with parameter x; its ε is monotone in x.
@@ -148,18 +150,7 @@ class _Search:
         """True if ε increases with x."""
         return self.digits is None
 
-    def solve(self, start: float) -> tuple[float, float]:
-        """Returns the parameter and its ε.
-
-        ε exceeds the target only at the end of the range. Integers are exact, and other parameters
-        are within 2e-4 of the target ε.
-        """
-        x, slope, spent = start, 1.0 if self.rising else -1.0, math.inf
-        for price, tolerance in self._passes():
-            x, spent, slope = self._boundary(price, x, slope, tolerance)
-        return x, spent
-
-    def _passes(self) -> Iterator[tuple[Callable[[float], float], float]]:
+    def passes(self) -> Iterator[tuple[Callable[[float], float], float]]:
         """Yields prices with their tolerances. Each pass starts from the last result and slope.
 
         First, RDP over few orders takes milliseconds. PLD is slow far from the solution, so this
@@ -171,10 +162,8 @@ class _Search:
 
         def priced(x: float, coarseness: int = 1) -> float:
             interval = coarseness * accountants.DISCRETIZATION
-            event = self.event_at(x)
-            return accountants.epsilon_of(
-                event, self.delta, self.accountant, self.relation, interval
-            )
+            terms = self.delta, self.accountant, self.relation, interval
+            return accountants.epsilon_of(self.event_at(x), *terms)
 
         def guessed(x: float) -> float:
             plain = without_truncation(parts_of(self.event_at(x))).parts
@@ -190,10 +179,17 @@ class _Search:
             yield extrapolated, max(exact, 1e-4)
         yield priced, exact
 
-    def _boundary(
+    def boundary(
         self, price: Callable[[float], float], x: float, slope: float, tolerance: float
     ) -> tuple[float, float, float]:
-        """Runs Newton's method on log ε as a function of log x, kept inside a bracket."""
+        """Runs Newton's method on log ε as a function of log x, kept inside a bracket.
+
+        The last price exceeds the target only at the end of the range. Integers are exact, and
+        other parameters are within the tolerance of the target.
+
+        Returns:
+          The parameter, its price, and the last slope.
+        """
         known: dict[bool, tuple[float, float]] = {}  # x and ε, by whether ε is within the target
         last: tuple[float, float] | None = None
         while True:
