@@ -297,11 +297,7 @@ def _best_tilt(bound: Callable[[float], float]) -> float:
 
 def _least(composed: _Tilted, delta: float, most: float) -> float:
     """Returns the least provable ε in [0, most] at δ, or infinity."""
-    log_delta = math.log(delta)
-
-    @functools.cache
-    def proved(epsilon: float) -> float:
-        return composed.delta(epsilon)
+    log_delta, proved = math.log(delta), functools.cache(composed.delta)
 
     def above(epsilon: float) -> float:
         """Returns the logarithm of proved(ε)/δ, which is nearly a parabola in ε."""
