@@ -265,8 +265,7 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
             """Returns a Chernoff bound on log P[S ≥ ε]."""
             return _log_moment(parts, tilt) - tilt * epsilon
 
-        tilt = _best_tilt(chernoff)
-        composed = _tilted(parts, tilt, interval)
+        composed = _tilted(parts, _best_tilt(chernoff), interval)
         for i in np.flatnonzero((epsilons >= before) & (epsilons <= after)):
             proved[i] = min(proved[i], infinite + composed.delta(float(epsilons[i])))
     return proved
