@@ -290,7 +290,7 @@ class TestPrice:
         relation = dpa.NeighboringRelation.REPLACE_SPECIAL
         cut = cut_event(event, 1e-9)
         with pytest.raises(ValueError, match="does not support the event"):
-            accountants._pld_epsilon(((cut, 1),), DELTA, relation, 1e-4)
+            accountants._privacy_losses(((cut, 1),), ((event, 1),), DELTA, relation, 1e-4)
 
 
 def released(noises, steps):
