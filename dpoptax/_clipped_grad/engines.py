@@ -38,6 +38,9 @@ _IN_BACKWARD = ("recompute", "streaming")
 # Values of `jax_default_matmul_precision` for which TPUs round operands in float32 to bfloat16, and
 # recent GPUs to TF32.
 _ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
+# Formed gradients of a batch with up to this many numbers share an array. Larger ones cost more
+# traffic than kernels.
+_JOINED_SIZE = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,15 @@ class Options:
             precision = "bfloat16" if rounds_products(device_of(self.mesh)) else "float32"
         return jnp.bfloat16 if precision == "bfloat16" else None
 
+    @property
+    def joined_size(self) -> int:
+        """Returns the size of the largest formed gradients that share an array with others.
+
+        Fewer arrays are fewer kernels. XLA's CPU joins arrays slowly. It is read while a step is
+        traced, like `factor_dtype`.
+        """
+        return 0 if device_of(self.mesh).platform == "cpu" else _JOINED_SIZE
+
 
 def choose_engine(options: Options) -> Engine:
     """Returns the engine for these options.
@@ -90,7 +102,10 @@ def choose_engine(options: Options) -> Engine:
     if options.method not in _IN_BACKWARD:
         from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 
-        read_and_sum = functools.partial(_read_and_sum, ghost_clipped_sum, options)
+        def read_and_sum(*args: Any) -> tuple[PyTree, PyTree]:
+            joined = options.joined_size
+            return _read_and_sum(ghost_clipped_sum, options, *args, joined_size=joined)
+
         return Engine(read_and_sum, functools.partial(join_sums, clip))
     if options.method == "streaming":
         from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums

@@ -18,13 +18,13 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 def _compiled(method, loss, clip):
     def total(points, batch, mask, keys):
         sums = sum_by(method, loss, clip, points, batch, mask, keys)
-        return join_sums(clip, points.points[0], sums) if method is ghost_clipped_sum else sums
+        return sums if method is per_example_sum else join_sums(clip, points.points[0], sums)
 
     return jax.jit(total, compiler_options=QUICK)
 
 
 def clipped_sum(method, network, clip, points, batch, mask=None):
-    """Returns the sum of `ghost_clipped_sum` or `per_example_sum`."""
+    """Returns the sum of `per_example_sum`, or of `ghost_clipped_sum` with some options."""
     mask = np.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
     keys = jax.random.split(jax.random.key(7), len(mask)) if network.keyed else None
     return _compiled(method, network.loss, clip)(points, batch, mask, keys)

@@ -1,5 +1,7 @@
 """Tests that ghost clipping equals per-example gradients on every kind of network."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,11 @@ import dpoptax
 from dpoptax._ghost_clipping import factor_products
 from dpoptax._ghost_clipping.factor_products import Segment
 from dpoptax._ghost_clipping.records.record_points import Recording, record_point
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import trace_loss
-from tests.ghost_clipping.comparison import both, close, points_of
-from tests.helpers import floats, slow_but
+from tests.ghost_clipping.comparison import both, clipped_sum, close, points_of
+from tests.helpers import floats, slow_but, sum_by
 from tests.networks import NETWORKS, Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -229,3 +232,27 @@ def test_refuses_loss_that_is_not_a_scalar(returned, has_aux, message, method):
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), has_aux=has_aux, method=method)
     with pytest.raises(TypeError, match=message):
         grad_fn(dpoptax.gradient_points((), jnp.ones(4)), jnp.ones((2, 4)))
+
+
+def test_joined_gradients_are_measured_with_their_own_groups():
+    """GPUs and TPUs join formed gradients that CPUs keep apart."""
+    names, size = "abc", 1500
+
+    def loss(params, x):
+        return sum(jnp.sum(jnp.tanh((i + 1) * params[k] * x)) for i, k in enumerate(names))
+
+    network = Network(
+        loss,
+        lambda seed: {k: floats(np.random.default_rng(seed).normal(size=size)) for k in names},
+        lambda seed, rows: floats(np.random.default_rng(seed).normal(size=(rows, size))),
+    )
+    joined = functools.partial(ghost_clipped_sum, joined_size=SIZE * size)
+    for clip, arrays in [
+        (dpoptax.l2_clip(0.5), 1),
+        (dpoptax.per_layer_clip({"a": 0.2, "b": 0.3, "c": 0.4}), 3),
+    ]:
+        args = network, clip, points_of(network, 2), _batch(network)
+        close(clipped_sum(joined, *args), clipped_sum(ghost_clipped_sum, *args))
+        sums = functools.partial(sum_by, loss_fn=loss, clip=clip, points=args[2], batch=args[3])
+        assert len(sums(ghost_clipped_sum, mask=np.ones(SIZE, bool))[0]) == 3
+        assert len(sums(joined, mask=np.ones(SIZE, bool))[0]) == arrays
