@@ -78,10 +78,11 @@ class Options:
     def joined_size(self) -> int:
         """Returns the size of the largest formed gradients that share an array with others.
 
-        Fewer arrays are fewer kernels. XLA's CPU joins arrays slowly. It is read while a step is
-        traced, like `factor_dtype`.
+        Fewer arrays are fewer kernels, but XLA's CPU joins arrays slowly. Without the devices of a
+        mesh, a step may be compiled for either.
         """
-        return 0 if device_of(self.mesh).platform == "cpu" else _JOINED_SIZE
+        known = isinstance(self.mesh, jax.sharding.Mesh)
+        return _JOINED_SIZE if known and device_of(self.mesh).platform != "cpu" else 0
 
 
 def choose_engine(options: Options) -> Engine:
@@ -102,10 +103,8 @@ def choose_engine(options: Options) -> Engine:
     if options.method not in _IN_BACKWARD:
         from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 
-        def read_and_sum(*args: Any) -> tuple[PyTree, PyTree]:
-            joined = options.joined_size
-            return _read_and_sum(ghost_clipped_sum, options, *args, joined_size=joined)
-
+        sums = functools.partial(ghost_clipped_sum, joined_size=options.joined_size)
+        read_and_sum = functools.partial(_read_and_sum, sums, options)
         return Engine(read_and_sum, functools.partial(join_sums, clip))
     if options.method == "streaming":
         from dpoptax._ghost_clipping.backward.streamed_sum import streamed_sum as sums

@@ -24,16 +24,11 @@ _REMEDIES = {
 _SMALLEST_BOUND = 1e-12
 
 
-class Clip(abc.ABC):
-    """Defines how a per-example gradient is bounded.
+class Encoding:
+    """Holds the encoding of a clip; by default none, because most clips only scale gradients.
 
-    A geometry assigns the gradient's leaves to groups, and scales each group by a factor computed
-    from the groups' l2 norms. The scaled gradient has an l2 norm of at most `sensitivity`, for
-    every input. Subclasses are frozen dataclasses.
-
-    Most clips only scale gradients. A clip that bounds another quantity than the gradient encodes
-    gradients before they are scaled, and decodes the noisy mean. Only that of `adaptive_clip` has a
-    `reference`, its threshold C_t.
+    A clip that bounds another quantity than the gradient encodes gradients before they are scaled,
+    and decodes the noisy mean. Only that of `adaptive_clip` has a `reference`, its threshold C_t.
 
     Attributes:
       encodes: whether the encoding differs from the identity.
@@ -47,6 +42,49 @@ class Clip(abc.ABC):
     encodes: ClassVar[bool] = False
     by_norms: ClassVar[bool] = False
     own_stage: ClassVar[str | None] = None
+
+    @property
+    def splits(self) -> bool:
+        """Returns whether each layer has a bound that can be split over its parts; here not."""
+        return False
+
+    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
+        """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
+
+        The result must not be finite for an example whose gradient is not finite. `reference` is
+        public.
+        """
+        return grads
+
+    def scaling(self, reference: PyTree) -> "Clip":
+        """Returns the clip whose factors scale gradients to encode them; here itself."""
+        assert isinstance(self, Clip)
+        return self
+
+    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
+        """Returns the number that the encoding adds to each gradient, (B,); here `None`.
+
+        Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
+        statistics are exact.
+        """
+        return None
+
+    def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
+        """Joins scaled gradients and statistics, or their sums, to encodings or their sum."""
+        return gradient
+
+    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
+        """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
+        return mean
+
+
+class Clip(Encoding, abc.ABC):
+    """Defines how a per-example gradient is bounded.
+
+    A geometry assigns the gradient's leaves to groups, and scales each group by a factor computed
+    from the groups' l2 norms. The scaled gradient has an l2 norm of at most `sensitivity`, for
+    every input. Subclasses are frozen dataclasses.
+    """
 
     @property
     @abc.abstractmethod
@@ -65,39 +103,6 @@ class Clip(abc.ABC):
     def groups(self, tree: PyTree) -> list[int]:
         """Returns the group of each leaf, in the order of `jax.tree.leaves`; here 0."""
         return [0] * len(jax.tree.leaves(tree))
-
-    @property
-    def splits(self) -> bool:
-        """Returns whether each layer has a bound that can be split over its parts; here not."""
-        return False
-
-    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
-        """Encodes gradients, leaves (B, …), before they are scaled; here the identity.
-
-        The result must not be finite for an example whose gradient is not finite. `reference` is
-        public.
-        """
-        return grads
-
-    def scaling(self, reference: PyTree) -> "Clip":
-        """Returns the clip whose factors scale gradients to encode them; here itself."""
-        return self
-
-    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
-        """Returns the number that the encoding adds to each gradient, (B,); here `None`.
-
-        Statistics must be multiples of one number, up to 2⁸ times it, so that sums of 2¹⁶
-        statistics are exact.
-        """
-        return None
-
-    def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
-        """Joins scaled gradients and statistics, or their sums, to encodings or their sum."""
-        return gradient
-
-    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
-        """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
-        return mean
 
 
 @dataclasses.dataclass(frozen=True)

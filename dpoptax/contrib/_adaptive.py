@@ -146,7 +146,7 @@ def adaptive_clip(
     if not 0.0 < count_share < 1.0:
         raise ValueError(f"`count_share` must be in (0, 1), got {count_share}.")
     mantissa, exponent = math.frexp(math.sqrt(count_share))
-    # √ρ with 8 bits, rounded down, so that sums of ±√ρ are exact (`Clip.statistic`).
+    # √ρ with 8 bits, rounded down, so that sums of ±√ρ are exact (`Encoding.statistic`).
     count = math.ldexp(math.floor(mantissa * 2**8), exponent - 8)
     return QuantileClip(
         clip_norm("initial_l2_clip_norm", initial_l2_clip_norm),

@@ -235,7 +235,7 @@ def test_refuses_loss_that_is_not_a_scalar(returned, has_aux, message, method):
 
 
 def test_joined_gradients_are_measured_with_their_own_groups():
-    """GPUs and TPUs join formed gradients that CPUs keep apart."""
+    """Meshes of GPUs or TPUs join formed gradients that are otherwise kept apart."""
     names, size = "abc", 1500
 
     def loss(params, x):
