@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from dpoptax._random.keys import check_noise_key, words_at
 from dpoptax._support.xla import materialize, places
@@ -34,7 +35,7 @@ def normal(
     key: jax.Array,
     shape: Sequence[int] = (),
     *,
-    leaf: int = 0,
+    leaf: ArrayLike = 0,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
     """Draws standard normal float32 values, two from each hash.
@@ -72,7 +73,8 @@ def normal(
     dtype('float32')
 
     """
-    return _normal(check_noise_key(key), np.uint32(leaf), tuple(shape), out_sharding)
+    number = lax.convert_element_type(leaf, np.uint32)
+    return _normal(check_noise_key(key), number, tuple(shape), out_sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))  # leaves of a shape share a trace

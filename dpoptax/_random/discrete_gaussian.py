@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpoptax._random.keys import check_noise_key, words_at
 from dpoptax._support.xla import places
@@ -32,7 +33,7 @@ def discrete_gaussian(
     shape: Sequence[int],
     stddev: float,
     *,
-    leaf: int = 0,
+    leaf: ArrayLike = 0,
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
     """Draws integers n with probabilities proportional to exp(−n²/2s²), s = `stddev`.

@@ -13,7 +13,14 @@ from jax.typing import DTypeLike
 from dpoptax._random import box_muller
 from dpoptax._random.keys import check_threefry_key, fold_in
 from dpoptax._support.tree import PyTree, float32_at_least
-from dpoptax._support.xla import materialize, on_each_device, once, out_sharding, unstack
+from dpoptax._support.xla import (
+    materialize,
+    on_each_device,
+    once,
+    opaque_integers,
+    out_sharding,
+    unstack,
+)
 
 # Leaves with at most this many numbers are drawn together, as one vector. For larger ones, the
 # vector costs an extra pass through memory. Measured by hand on one x86 CPU.
@@ -28,7 +35,7 @@ class Noise(NamedTuple):
       vector: maps a key, a size and a number to a vector of noise, float32 or integers.
     """
 
-    of: Callable[[jax.Array, jax.Array, int], jax.Array]
+    of: Callable[[jax.Array, jax.Array, jax.Array | int], jax.Array]
     vector: Callable[[jax.Array, int, int], jax.Array]
 
 
@@ -61,7 +68,7 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
     if isinstance(stddev, float) and stddev == 0.0:
         return tree
 
-    def of(key: jax.Array, leaf: jax.Array, number: int) -> jax.Array:
+    def of(key: jax.Array, leaf: jax.Array, number: jax.Array | int) -> jax.Array:
         dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
         if dtype == jnp.float32:
             return box_muller.normal(key, leaf.shape, leaf=number, out_sharding=sharding)
@@ -85,9 +92,15 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
     leaves, treedef = jax.tree.flatten(tree)
     small = _by_shape([i for i, leaf in enumerate(leaves) if _is_small(leaf)], leaves)
     large = [i for i, leaf in enumerate(leaves) if not _is_small(leaf)]
+    traced = isinstance(key, jax.core.Tracer)
 
     def draw() -> list[jax.Array]:
-        return [noisy(leaves[i], noise.of(key, leaves[i], i)) for i in large]
+        # With constant numbers, XLA's CPU would compile each leaf of a shape.
+        numbers: Sequence[jax.Array | int] = opaque_integers(large) if traced else large
+        return [
+            noisy(leaves[i], noise.of(key, leaves[i], n))
+            for i, n in zip(large, numbers, strict=True)
+        ]
 
     found = dict(zip(large, once(draw, key) if large else (), strict=True))
     if small:
@@ -97,7 +110,6 @@ def each_leaf(tree: PyTree, key: jax.Array, noise: Noise, noisy: Noisy) -> PyTre
             vector = noise.vector(key, sum(map(math.prod, shapes)), small[0])
             return _cut(materialize(vector, jnp.number), shapes)
 
-        traced = isinstance(key, jax.core.Tracer)
         draw_all = on_each_device(draw_parts, leaves) if traced else draw_parts
         for i, part in zip(small, draw_all(key), strict=True):
             found[i] = noisy(leaves[i], _placed(part, leaves[i]))

@@ -17,8 +17,16 @@ from tests.helpers import equations
 pytestmark = pytest.mark.optimized
 
 
-def _programs(layers):
-    """Returns the distinct programs of XLA's fusions in a private step."""
+def _programs(function, *args):
+    """Returns the distinct programs of XLA's fusions."""
+    text = jax.jit(function).lower(*args).compile().as_text()
+    fusions = re.findall(r"^%?fused_computation\S* \(.*?^}", text, re.MULTILINE | re.DOTALL)
+    assert fusions
+    return {re.sub(r"metadata=\{.*?\}|[%.][\w.]*", "", body) for body in fusions}
+
+
+def _step_programs(layers):
+    """Returns the programs of a private step."""
 
     def loss_fn(params, x):
         for kernel, bias in params:
@@ -36,17 +44,21 @@ def _programs(layers):
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    batch = jnp.ones((8, 4, 16))
-    text = jax.jit(step).lower(params, tx.init(params), batch).compile().as_text()
-    fusions = re.findall(r"^%?fused_computation\S* \(.*?^}", text, re.MULTILINE | re.DOTALL)
-    assert fusions
-    return {re.sub(r"metadata=\{.*?\}|[%.][\w.]*", "", body) for body in fusions}
+    return _programs(step, params, tx.init(params), jnp.ones((8, 4, 16)))
 
 
 @pytest.mark.slow
 def test_more_layers_add_hardly_any_programs():
-    few, many = len(_programs(10)), len(_programs(18))
+    few, many = len(_step_programs(10)), len(_step_programs(18))
     assert many - few < 2, f"10 layers need {few} programs, 18 need {many}"
+
+
+def test_large_leaves_of_a_shape_share_a_program():
+    def noisy(tree, key):
+        return add_noise(tree, 1.0, key)
+
+    few, many = (_programs(noisy, [jnp.zeros((512, 1024))] * n, jax.random.key(0)) for n in (2, 4))
+    assert few == many
 
 
 def test_more_leaves_add_few_operations_on_several_devices():
