@@ -5,7 +5,7 @@ import fractions
 import math
 
 
-def epsilon_text(value: float, decimals: int = 3, *, lower: bool = False) -> str:
+def to_decimals(value: float, decimals: int = 3, *, lower: bool = False) -> str:
     """Formats a number with some decimals, rounded up, or down if it is a `lower` bound."""
     if not math.isfinite(value):
         return f"{value:g}"
@@ -13,7 +13,7 @@ def epsilon_text(value: float, decimals: int = 3, *, lower: bool = False) -> str
         return f"{decimal.Decimal(repr(float(value))):.{decimals}f}"
 
 
-def delta_text(value: float, digits: int = 3, *, lower: bool = False) -> str:
+def to_digits(value: float, digits: int = 3, *, lower: bool = False) -> str:
     """Formats a number with some digits, rounded up, or down if it is a `lower` bound."""
     rounding = decimal.ROUND_FLOOR if lower else decimal.ROUND_CEILING
     with decimal.localcontext(prec=digits, rounding=rounding):

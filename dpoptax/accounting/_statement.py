@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpoptax._support.rounded import delta_text, round_up
+from dpoptax._support.rounded import round_up, to_digits
 
 FALSE_POSITIVE_RATE = 0.01
 BLANK = "__________"
@@ -60,7 +60,7 @@ def claim_text(epsilon: float, delta: float, unit: str, relation: str, records: 
     neighbors = _NEIGHBORS[relation].format(_UNITS[unit])
     if records > 1:
         neighbors = _NEIGHBORS_OF_SEVERAL[relation].format(records, _UNITS_OF_SEVERAL[unit])
-    rounded = delta_text(delta, 6)
+    rounded = to_digits(delta, 6)
     if not math.isfinite(epsilon):
         return f"not private: no ε holds at δ = {rounded} for {neighbors}"
     return f"({round_up(epsilon)}, {rounded})-differentially private for {neighbors}"
@@ -87,7 +87,7 @@ def _release(stage: Mapping[str, Any]) -> str:
 
 def multipliers_text(phases: Sequence[tuple[int, float]]) -> str:
     """Returns the noise multiplier, or those of a schedule by their first steps."""
-    values = [delta_text(sigma, 6, lower=True) for _, sigma in phases]
+    values = [to_digits(sigma, 6, lower=True) for _, sigma in phases]
     if len(phases) == 1:
         return f"multiplier {values[0]}"
     texts = [

@@ -5,7 +5,7 @@ import functools
 import math
 
 from dpoptax._pricing.checks import Accountant, integer, number
-from dpoptax._support.rounded import epsilon_text
+from dpoptax._support.rounded import to_decimals
 from dpoptax.accounting._calibration import calibrate
 from dpoptax.sampling import PoissonSampler
 
@@ -64,7 +64,7 @@ class PlanSuggestion:
                     f"{option.steps * option.batch_size / self.dataset_size:.4g}",
                     f"{option.noise_multiplier:.4g}",
                     f"{option.noise_batch_ratio:.3g}",
-                    f"{epsilon_text(100 * option.excess, 1)} %",
+                    f"{to_decimals(100 * option.excess, 1)} %",
                 )
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

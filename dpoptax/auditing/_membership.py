@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from dpoptax._pricing.trade_off_functions import TradeOff
-from dpoptax._support.rounded import epsilon_text
+from dpoptax._support.rounded import to_decimals
 from dpoptax.accounting import Guarantee
 from dpoptax.auditing._error_curves import Array, TradeOffCurve, curve_of_counts
 
@@ -118,7 +118,7 @@ class MembershipReport:
         limits, bounds = self.true_positive_bounds, self.claimed_bounds
         rows = [("FPR", "TPR", "limits of TPR", "bound")]
         for i, rate in enumerate(self.false_positive_rates):
-            bound = "none" if bounds is None else f"{epsilon_text(100 * bounds[i], 2)} %"
+            bound = "none" if bounds is None else f"{to_decimals(100 * bounds[i], 2)} %"
             between = f"{_percent(limits[0, i])} to {_percent(limits[1, i])}"
             rows.append(
                 (f"{100 * rate:g} %", _percent(self.true_positive_rates[i]), between, bound)

@@ -17,7 +17,7 @@ from dpoptax._pricing.trade_off_functions import (
 )
 from dpoptax._release.ledger import count_releases, is_noise_state
 from dpoptax._release.read_ledger import ledgers, read_ledgers
-from dpoptax._support.rounded import epsilon_text
+from dpoptax._support.rounded import to_decimals
 from dpoptax._support.tree import PyTree
 from dpoptax.accounting import Guarantee, guarantee
 from dpoptax.accounting._run_event import drawing_sampler, spent_event
@@ -153,8 +153,8 @@ class AuditResult:
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"
-        claimed = epsilon_text(self.claimed_epsilon)
-        proved = epsilon_text(self.epsilon_lower_bound, lower=True)
+        claimed = to_decimals(self.claimed_epsilon)
+        proved = to_decimals(self.epsilon_lower_bound, lower=True)
         return (
             f"claimed ε = {claimed}, audited ε ≥ {proved} "
             f"at δ = {self.delta:g} with {100 * self.confidence:g} % confidence "

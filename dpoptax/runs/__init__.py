@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._support.host_communication import check_same_on_hosts as check_same_on_hosts
     from dpoptax._support.host_communication import differing as differing
     from dpoptax._support.lazy import lazy_names as lazy_names
-    from dpoptax._support.rounded import delta_text as delta_text
-    from dpoptax._support.rounded import epsilon_text as epsilon_text
+    from dpoptax._support.rounded import to_decimals as to_decimals
+    from dpoptax._support.rounded import to_digits as to_digits
     from dpoptax.runs._batches import check_rows as check_rows
     from dpoptax.runs._batches import draw as draw
     from dpoptax.runs._batches import read_batch as read_batch

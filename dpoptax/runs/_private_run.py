@@ -349,9 +349,10 @@ def continued(plan: "PlanTerms", opt_state: "PyTree") -> PrivateRun:
             "and a sampler, and keep the sampler's seed."
         )
     key, found = noise_key_of(opt_state), ledger.mechanism
-    clip = getattr(found, "sensitivity", None)  # correlated noise in fixed point has one
-    # The mechanism does not depend on the parameters, so any array will do.
-    planned = read_ledgers(noise_stage(plan, key, clip).init(jnp.zeros(1))).stages[0].mechanism
+    # Only the bound of a clip is part of the mechanism, as a number C is, and only for correlated
+    # noise in fixed point. The mechanism does not depend on the parameters, so any array will do.
+    stage = noise_stage(plan, key, found.sensitivity)
+    planned = read_ledgers(stage.init(jnp.zeros(1))).stages[0].mechanism
     if found != planned:
         raise ValueError(
             f"`opt_state` must have the noise of the plan, {planned}, got {found}. Pass the plan "

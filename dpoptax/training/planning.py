@@ -7,7 +7,7 @@ import jax
 
 import dpoptax
 from dpoptax import sampling
-from dpoptax.runs import epsilon_text
+from dpoptax.runs import to_decimals
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
@@ -103,8 +103,8 @@ def attacks_text(planned: "Guarantee") -> str:
     """Formats the largest true-positive rate at a false-positive rate of 1 %, and μ."""
     found, mu = 1 - float(planned.trade_off(0.01)), planned.gdp_mu(planned.stated_delta)
     return (
-        f"true-positive rate at most {epsilon_text(100 * found, 1)} % over "
-        f"{planned.unit}s at a false-positive rate of 1 %; μ = {epsilon_text(mu)}"
+        f"true-positive rate at most {to_decimals(100 * found, 1)} % over "
+        f"{planned.unit}s at a false-positive rate of 1 %; μ = {to_decimals(mu)}"
     )
 
 
@@ -138,7 +138,7 @@ def _privacy(cost: RunCost) -> tuple[str, str, str, str]:
     noise = plan.noise_multiplier
     sigma = f"{noise:.4g}" if isinstance(noise, int | float) else "schedule"
     rate = f"{plan.sampler.sampling_probability:.4g}"
-    return f"{steps:,}", rate, sigma, epsilon_text(epsilon)
+    return f"{steps:,}", rate, sigma, to_decimals(epsilon)
 
 
 def _balls_in_bins(plan: "dpoptax.PrivacyPlan") -> str | None:

@@ -11,7 +11,7 @@ import optax
 
 import dpoptax
 from dpoptax import auditing, sampling
-from dpoptax.runs import epsilon_text, seeded
+from dpoptax.runs import seeded, to_decimals
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import files
 from dpoptax.training.run.announcer import say
@@ -147,11 +147,11 @@ def table(rows: list[Audited]) -> str:
     lines = []
     for row in rows:
         found = row.result
-        claimed, seconds = epsilon_text(found.claimed_epsilon), f"{found.seconds:.1f}"
+        claimed, seconds = to_decimals(found.claimed_epsilon), f"{found.seconds:.1f}"
         audit = (row.method, row.name, found.threat_model, str(found.trials), claimed)
         for bound in found.bounds:
             verdict = " **VIOLATED**" if bound.epsilon > found.claimed_epsilon else ""
-            shown = epsilon_text(bound.epsilon, lower=True) + verdict
+            shown = to_decimals(bound.epsilon, lower=True) + verdict
             lines.append((*audit, shown, bound.method, seconds))
     return files.markdown_table(names.split(", "), lines)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import dpoptax
 from dpoptax.matrix import CyclicPoissonSampler
-from dpoptax.runs import delta_text
+from dpoptax.runs import to_digits
 from dpoptax.training import ConfigError
 from experiments import methods
 from experiments.config import SAMPLERS, ExperimentConfig
@@ -55,7 +55,7 @@ class Setting:
         """Returns the text on ε for headings and figures; empty without privacy."""
         if math.isinf(self.epsilon):
             return ""
-        delta = f", δ = {delta_text(self.delta)}" if self.delta else ", no δ stated"
+        delta = f", δ = {to_digits(self.delta)}" if self.delta else ", no δ stated"
         return delta + " for one example replaced by another" * self.replaced
 
     @property

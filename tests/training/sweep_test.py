@@ -19,7 +19,7 @@ import pytest
 from dpoptax import PrivacyPlan
 from dpoptax.accounting import selection
 from dpoptax.matrix import BandedToeplitz, CyclicPoissonSampler
-from dpoptax.runs import OtherRunError, epsilon_text, words_of
+from dpoptax.runs import OtherRunError, to_decimals, words_of
 from dpoptax.training import (
     Comparison,
     ConfigError,
@@ -128,7 +128,7 @@ def test_result_has_a_statement_of_the_whole_sweep(finished):
     assert summary["epsilon_of_one_trial"] == results.price.of_one_trial < summary["epsilon"]
     assert "epsilon" not in summary["config"]
     text = (workdir / "best" / "statement.txt").read_text("utf-8")
-    assert f"({epsilon_text(summary['epsilon'])[:3]}" in text
+    assert f"({to_decimals(summary['epsilon'])[:3]}" in text
     model = (workdir / "best" / "params.msgpack").read_bytes()
     assert f"params.msgpack, SHA-256 of the file: {hashlib.sha256(model).hexdigest()}" in text
     assert "the best of a fixed number of trials, which the numbers include" in text

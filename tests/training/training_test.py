@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dpoptax import accounting, sampling
-from dpoptax.runs import delta_text, epsilon_text
+from dpoptax.runs import to_decimals, to_digits
 from dpoptax.training import bars as training_bars
 from dpoptax.training import classification, config_of, load_params, train_and_evaluate
 from dpoptax.training.data import dataset as data
@@ -203,14 +203,14 @@ def test_without_terminal_bars_print_few_lines():
 
 
 def test_shown_epsilon_is_rounded_up():
-    assert [epsilon_text(e) for e in (2.7281, 2.728, 3.0, 0.0)] == [
+    assert [to_decimals(e) for e in (2.7281, 2.728, 3.0, 0.0)] == [
         "2.729",
         "2.728",
         "3.000",
         "0.000",
     ]
-    assert epsilon_text(2.7201, 2) == "2.73"
-    assert [delta_text(d) for d in (1e-5, 1.6601e-5, 0.01)] == ["1e-05", "1.67e-05", "0.01"]
+    assert to_decimals(2.7201, 2) == "2.73"
+    assert [to_digits(d) for d in (1e-5, 1.6601e-5, 0.01)] == ["1e-05", "1.67e-05", "0.01"]
     assert scientific(9.9999e-6) == scientific(1e-5) == "$10^{-5}$"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tyro
 
 import dpoptax
-from dpoptax.runs import delta_text, epsilon_text
+from dpoptax.runs import to_decimals, to_digits
 from dpoptax.training import hosts, named_configs
 from dpoptax.training.cli.options import (
     AuditOptions,
@@ -56,8 +56,8 @@ def _train(arguments: list[str]) -> int:
         )
     spent = "without a proven guarantee" if summary["unproven"] else "not private"
     if summary["private"]:
-        epsilon = epsilon_text(summary["epsilon"])
-        spent = f"({epsilon}, {delta_text(summary['delta'])})-differentially private"
+        epsilon = to_decimals(summary["epsilon"])
+        spent = f"({epsilon}, {to_digits(summary['delta'])})-differentially private"
         spent += " for each user" * (summary["unit"] == "user")
         if summary["assumed_secret"]:
             spent += " if the seed stays secret and no other run uses it"

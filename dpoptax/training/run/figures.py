@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpoptax.runs import delta_text, epsilon_text
+from dpoptax.runs import to_decimals, to_digits
 
 # Okabe and Ito's colors, distinct with every kind of color vision and in print.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
@@ -26,7 +26,7 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
     guarantee = "no guarantee"
     if private:
         delta = scientific(summary["delta"])
-        guarantee = f"ε = {epsilon_text(summary['epsilon'], 2)} at δ = {delta}"
+        guarantee = f"ε = {to_decimals(summary['epsilon'], 2)} at δ = {delta}"
         spent = last
         bounds = [record["epsilon"] for record in history]
         spent.plot(steps, bounds, color=COLORS[2], label="spent, at most")
@@ -42,7 +42,7 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
 
 def scientific(delta: float) -> str:
     """Formats δ as a power of ten in mathtext, such as $10^{-5}$."""
-    mantissa, exponent = f"{float(delta_text(delta)):.2e}".split("e")
+    mantissa, exponent = f"{float(to_digits(delta)):.2e}".split("e")
     factor = "" if float(mantissa) == 1 else rf"{float(mantissa):g} \times "
     return rf"${factor}10^{{{int(exponent)}}}$"
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dpoptax import extend
-from dpoptax.runs import Hidden, RunIdentity, epsilon_text, settings, tree_digest, words_of
+from dpoptax.runs import Hidden, RunIdentity, settings, to_decimals, tree_digest, words_of
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.run import files, resume, seeds
 from dpoptax.training.run.announcer import PATIENCE
@@ -257,7 +257,7 @@ class TrainingLoop:
         bound = self._bounds[until]
         spent = "not private"
         if bound is not None:
-            spent = f"ε ≤ {epsilon_text(bound)} to step {until}"
+            spent = f"ε ≤ {to_decimals(bound)} to step {until}"
         # The most important part comes first, because 80 columns may cut the rest.
         metrics = ", ".join(
             f"{name.removeprefix('test_')}={value:.3f}"

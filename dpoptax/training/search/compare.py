@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpoptax.runs import epsilon_text
+from dpoptax.runs import to_decimals
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import Config
 from dpoptax.training.errors import ConfigError
@@ -214,7 +214,7 @@ def table(results: ComparisonResult) -> str:
             found += f" ± {score.text(method.test_score_std)}"
         epsilon = "none proven" if method.unproven else "∞ (not private)"
         if method.epsilon is not None:
-            epsilon = epsilon_text(method.epsilon)
+            epsilon = to_decimals(method.epsilon)
         seconds = f"{method.seconds_per_run:.2f}"
         rows.append((method.name, epsilon, f"{method.learning_rate:g}", found, seconds))
     lines = files.markdown_table(rows[0], rows[1:])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dpoptax
-from dpoptax.runs import delta_text, epsilon_text
+from dpoptax.runs import to_decimals, to_digits
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.evaluation import Score
 from dpoptax.training.run import files
@@ -166,9 +166,9 @@ def notes(sweep: Sweep, cost: Price) -> list[str]:
     if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [
-        f"The result is ({epsilon_text(cost.epsilon)}, {delta_text(cost.delta)})-"
+        f"The result is ({to_decimals(cost.epsilon)}, {to_digits(cost.delta)})-"
         "differentially private, including its selection. One trial alone has ε = "
-        f"{epsilon_text(cost.of_one_trial)}."
+        f"{to_decimals(cost.of_one_trial)}."
     ]
     if sweep.repetitions == "fixed":
         said.append(
