@@ -27,8 +27,9 @@ _SMALLEST_BOUND = 1e-12
 class Encoding:
     """Holds the encoding of a clip; by default none, because most clips only scale gradients.
 
-    A clip that bounds another quantity than the gradient encodes gradients before they are scaled,
-    and decodes the noisy mean. Only that of `adaptive_clip` has a `reference`, its threshold C_t.
+    It is apart from `Clip`, which declares only what users write. A clip that bounds another
+    quantity than the gradient encodes gradients before they are scaled, and decodes the noisy mean.
+    Only that of `adaptive_clip` has a `reference`, its threshold C_t.
 
     Attributes:
       encodes: whether the encoding differs from the identity.
