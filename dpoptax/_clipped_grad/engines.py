@@ -40,7 +40,7 @@ _IN_BACKWARD = ("recompute", "streaming")
 _ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
 # Formed gradients of a batch with up to this many numbers share an array. Larger ones cost more
 # traffic than kernels.
-_JOINED_SIZE = 200_000
+_BUNDLED_SIZE = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +75,14 @@ class Options:
         return jnp.bfloat16 if precision == "bfloat16" else None
 
     @property
-    def joined_size(self) -> int:
+    def bundled_size(self) -> int:
         """Returns the size of the largest formed gradients that share an array with others.
 
         Fewer arrays are fewer kernels, but XLA's CPU joins arrays slowly. Without the devices of a
         mesh, a step may be compiled for either.
         """
         known = isinstance(self.mesh, jax.sharding.Mesh)
-        return _JOINED_SIZE if known and device_of(self.mesh).platform != "cpu" else 0
+        return _BUNDLED_SIZE if known and device_of(self.mesh).platform != "cpu" else 0
 
 
 def choose_engine(options: Options) -> Engine:
@@ -103,7 +103,7 @@ def choose_engine(options: Options) -> Engine:
     if options.method not in _IN_BACKWARD:
         from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 
-        sums = functools.partial(ghost_clipped_sum, joined_size=options.joined_size)
+        sums = functools.partial(ghost_clipped_sum, bundled_size=options.bundled_size)
         read_and_sum = functools.partial(_read_and_sum, sums, options)
         return Engine(read_and_sum, functools.partial(join_sums, clip))
     if options.method == "streaming":

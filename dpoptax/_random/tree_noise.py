@@ -72,6 +72,8 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
         dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
         if dtype == jnp.float32:
             return box_muller.normal(key, leaf.shape, leaf=number, out_sharding=sharding)
+        # JAX draws with the counters that `fold_in` hashes. So `key` itself draws no leaf, or this
+        # noise would contain the keys of others.
         return standard_normal(fold_in(key, number), leaf.shape, dtype, out_sharding=sharding)
 
     def noisy(leaf: jax.Array, noise: jax.Array) -> jax.Array:

@@ -12,12 +12,7 @@ import optax
 from dpoptax._clipped_sum.clipped_sum import ClippedSum
 from dpoptax._random import tree_noise
 from dpoptax._random.discrete_gaussian import REACH
-from dpoptax._release.fixed_point import (
-    grid_of,
-    integers,
-    round_to_grid,
-    stddev_in_steps,
-)
+from dpoptax._release.fixed_point import grid_of, integers, round_to_grid, stddev_in_steps
 from dpoptax._release.ledger import Mechanism
 from dpoptax._rounding.integer_sums import LARGEST_GRID_SUM
 from dpoptax._support.tree import PyTree

@@ -234,8 +234,8 @@ def test_refuses_loss_that_is_not_a_scalar(returned, has_aux, message, method):
         grad_fn(dpoptax.gradient_points((), jnp.ones(4)), jnp.ones((2, 4)))
 
 
-def test_joined_gradients_are_measured_with_their_own_groups():
-    """Meshes of GPUs or TPUs join formed gradients that are otherwise kept apart."""
+def test_bundled_gradients_are_measured_with_their_own_groups():
+    """On a mesh of GPUs or TPUs, larger formed gradients share an array than on CPUs."""
     names, size = "abc", 1500
 
     def loss(params, x):
@@ -246,13 +246,13 @@ def test_joined_gradients_are_measured_with_their_own_groups():
         lambda seed: {k: floats(np.random.default_rng(seed).normal(size=size)) for k in names},
         lambda seed, rows: floats(np.random.default_rng(seed).normal(size=(rows, size))),
     )
-    joined = functools.partial(ghost_clipped_sum, joined_size=SIZE * size)
+    bundled = functools.partial(ghost_clipped_sum, bundled_size=SIZE * size)
     for clip, arrays in [
         (dpoptax.l2_clip(0.5), 1),
         (dpoptax.per_layer_clip({"a": 0.2, "b": 0.3, "c": 0.4}), 3),
     ]:
         args = network, clip, points_of(network, 2), _batch(network)
-        close(clipped_sum(joined, *args), clipped_sum(ghost_clipped_sum, *args))
+        close(clipped_sum(bundled, *args), clipped_sum(ghost_clipped_sum, *args))
         sums = functools.partial(sum_by, loss_fn=loss, clip=clip, points=args[2], batch=args[3])
         assert len(sums(ghost_clipped_sum, mask=np.ones(SIZE, bool))[0]) == 3
-        assert len(sums(joined, mask=np.ones(SIZE, bool))[0]) == arrays
+        assert len(sums(bundled, mask=np.ones(SIZE, bool))[0]) == arrays

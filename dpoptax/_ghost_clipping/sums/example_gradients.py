@@ -55,7 +55,7 @@ class ExampleGradients:
 
 
 def collect_gradients(
-    plan: Plan, records: Records, groups: list[int], *, differences: bool, joined_size: int = 0
+    plan: Plan, records: Records, groups: list[int], *, differences: bool, bundled_size: int = 0
 ) -> ExampleGradients:
     """Returns the per-example gradients Σ_j w_j G_j.
 
@@ -68,7 +68,7 @@ def collect_gradients(
     """
     # `groups` has the clip's group of each parameter. A bundle has one norm, so that its parameters
     # share a group.
-    bundles = _bundle_gradients(_form_gradients(plan, records), groups, joined_size)
+    bundles = _bundle_gradients(_form_gradients(plan, records), groups, bundled_size)
     # Norm and sum must read the same numbers.
     formed = materialize({leaves: within_range(x) for leaves, x in bundles.items()})
     uses = [collect_factors(product, records, differences) for product in plan.products]
@@ -175,7 +175,7 @@ def _pull_back(use: Use, records: Records) -> Iterator[tuple[int, jax.Array]]:
 
 
 def _bundle_gradients(
-    formed: dict[int, jax.Array], groups: list[int], joined_size: int
+    formed: dict[int, jax.Array], groups: list[int], bundled_size: int
 ) -> dict[tuple[int, ...], jax.Array]:
     """Joins small formed gradients of one clip group into one array (B, entries).
 
@@ -184,7 +184,7 @@ def _bundle_gradients(
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
         entries = math.prod(gradient.shape[1:])
-        small = entries <= _BUNDLED_ENTRIES or gradient.size <= joined_size
+        small = entries <= _BUNDLED_ENTRIES or gradient.size <= bundled_size
         # The key of a large gradient contains its leaf, so it is not joined.
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
 

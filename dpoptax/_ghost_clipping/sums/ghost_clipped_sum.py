@@ -51,7 +51,7 @@ def ghost_clipped_sum(
     examples: Examples,
     *,
     factor_dtype: DTypeLike | None = None,
-    joined_size: int = 0,
+    bundled_size: int = 0,
 ) -> tuple[ClippedTotal, PyTree]:
     """Computes the clipped sum of one micro-batch.
 
@@ -63,7 +63,7 @@ def ghost_clipped_sum(
       points: the gradient points x_j and their weights w_j.
       examples: the examples ξ_i, with mask_i.
       factor_dtype: the dtype that factors are rounded to; `None` for no rounding.
-      joined_size: the size of the largest formed gradients that share an array with others.
+      bundled_size: the size of the largest formed gradients that share an array with others.
 
     Returns:
       The sum and the auxiliary outputs at the first point, `None` without `has_aux`. The sums of
@@ -82,7 +82,7 @@ def ghost_clipped_sum(
     )
     groups = clip.groups(points.points[0])
     gradients = collect_gradients(
-        plan, records, groups, differences=cancel, joined_size=joined_size
+        plan, records, groups, differences=cancel, bundled_size=bundled_size
     )
     total = clip_and_sum(clip, points, gradients, examples.mask, examples.whole)
     return total, program.loss.aux(records.at_points[0].outputs)
