@@ -19,12 +19,7 @@ from dpoptax._pricing.checks import (
 from dpoptax._pricing.events import parts_of, without_truncation
 from dpoptax._pricing.noise_schedule import phases_of, scaled
 from dpoptax._pricing.privacy_event import Composable, other_events
-from dpoptax.accounting._run_event import (
-    event_of,
-    run_event,
-    sampler_of,
-    sampling_of,
-)
+from dpoptax.accounting._run_event import event_of, run_event, sampler_of, scheme_of
 
 if TYPE_CHECKING:
     from dpoptax.matrix._participation import Participation
@@ -79,7 +74,7 @@ def calibrate(
         )
     if steps is not None:
         steps = integer("steps", steps, 1, "a run without steps has no noise and no batch")
-    sampling, others = sampling_of(sampling_probability, sampler), other_events(also)
+    scheme, others = scheme_of(sampling_probability, sampler), other_events(also)
     relative = 1.0 if schedule is None else schedule
     noise = phases_of(relative if noise_multiplier is None else noise_multiplier)
 
@@ -87,15 +82,15 @@ def calibrate(
         """Returns the event with x as the number that is left out."""
         # x is the number of steps, the noise multiplier, or the factor of the schedule.
         used = noise if noise_multiplier is not None else scaled(noise, x)
-        sums = event_of(sampling, [(int(x) if steps is None else steps, used)])
-        return run_event(sums, sampling, others).dp_event
+        sums = event_of(scheme, [(int(x) if steps is None else steps, used)])
+        return run_event(sums, scheme, others).dp_event
 
     if not 0 < number("epsilon", epsilon) < math.inf:
         raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
-    drawn = sampler_of(sampling)
-    check_delta(delta, drawn.dataset_size)
+    without_strategy = sampler_of(scheme)
+    check_delta(delta, without_strategy.dataset_size)
     check_accountant(accountant)
-    target = epsilon, delta, accountant, relation_named(drawn.neighboring_relation)
+    target = epsilon, delta, accountant, relation_named(without_strategy.neighboring_relation)
     if noise_multiplier is None:
         search = _Search(event, *target, *_MULTIPLIERS, digits=5)
         return _solution(search, "noise_multiplier", start=1.0)

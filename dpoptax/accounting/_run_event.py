@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dpoptax.matrix._participation import Participation
     from dpoptax.sampling._base import Sampler
 
-Sampling: TypeAlias = "Sampler | Participation | PoissonRate"
-"""A sampler, also with a strategy, or only a sampling probability: each has a `dp_event`."""
+Scheme: TypeAlias = "Sampler | Participation | PoissonRate"
+"""A sampling scheme: a sampler, also with a strategy, or only a rate. Each has a `dp_event`."""
 
 Stage: TypeAlias = tuple[int, "Phases"]
 """The number of releases of a noise stage, and its multipliers."""
@@ -44,7 +44,7 @@ class PoissonRate:
         return poisson_event(noise_multiplier, self.sampling_probability, steps)
 
     def describe(self) -> dict[str, object]:
-        """Returns the sampling as JSON values."""
+        """Returns the rate as JSON values."""
         return {"sampling_probability": self.sampling_probability}
 
 
@@ -57,10 +57,10 @@ def check_sampler(sampler: object) -> None:
         )
 
 
-def sampling_of(
+def scheme_of(
     sampling_probability: float | None, sampler: "Sampler | Participation | None"
-) -> Sampling:
-    """Returns the sampling for the argument that is not None."""
+) -> Scheme:
+    """Returns the sampling scheme for the argument that is not None."""
     if (sampling_probability is None) == (sampler is None):
         raise ValueError(
             "Pass exactly one of `sampling_probability` and `sampler`, got "
@@ -79,9 +79,7 @@ def sampling_of(
     return PoissonRate(probability)
 
 
-def event_of(
-    sampling: Sampling, stages: Sequence[Stage], *, same_batches: bool = True
-) -> dpa.DpEvent:
+def event_of(scheme: Scheme, stages: Sequence[Stage], *, same_batches: bool = True) -> dpa.DpEvent:
     """Returns the event of the first releases of noise stages. A planned run has one stage.
 
     Stages that share batches are one Gaussian release for each batch, between the steps where one
@@ -89,26 +87,26 @@ def event_of(
     the least multiplier among the steps taken: independent noise added to these releases gives the
     actual ones, also if stages took turns and a record met only the one with the least noise.
     """
-    if sampling.independent_steps:
+    if scheme.independent_steps:
         # Stages that took turns had separate draws, so they are composed like separate runs.
         groups = [stages] if same_batches else [[stage] for stage in stages]
-        events = [event for group in groups for event in _events_between_changes(sampling, group)]
+        events = [event for group in groups for event in _events_between_changes(scheme, group)]
         return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
     counts = [count for count, _ in stages]
     if same_batches and len(set(counts)) > 1:
         raise ValueError(
             "`opt_state` holds noise stages with different numbers of releases, and the steps "
-            f"of a {type(sampling).__name__} depend on each other, so no ε is known. Use one "
+            f"of a {type(scheme).__name__} depend on each other, so no ε is known. Use one "
             "noise stage, update all of them in every step, or draw with PoissonSampler."
         )
     least = min(noise_schedule.least(phases, count) for count, phases in stages)
     if not same_batches:
-        return sampling.dp_event(least, sum(counts))
+        return scheme.dp_event(least, sum(counts))
     # Equal multipliers for all stages, since more noise than the least only reveals less.
-    return sampling.dp_event(joint_multiplier([least] * len(stages)), counts[0])
+    return scheme.dp_event(joint_multiplier([least] * len(stages)), counts[0])
 
 
-def _events_between_changes(sampling: Sampling, stages: Sequence[Stage]) -> list[dpa.DpEvent]:
+def _events_between_changes(scheme: Scheme, stages: Sequence[Stage]) -> list[dpa.DpEvent]:
     """Returns the events of stages with the same batches, between changes of their noise."""
     ends = {count for count, _ in stages}
     # Between these steps, all multipliers are constant.
@@ -117,32 +115,32 @@ def _events_between_changes(sampling: Sampling, stages: Sequence[Stage]) -> list
     for last in sorted(ends):
         # Only stages that still release, each with its multiplier from step `before` on.
         active = [noise_schedule.at(phases, before) for count, phases in stages if count >= last]
-        events.append(sampling.dp_event(joint_multiplier(active), last - before))
+        events.append(scheme.dp_event(joint_multiplier(active), last - before))
         before = last
     return events
 
 
 def run_event(
     priced: dpa.DpEvent,
-    sampling: Sampling,
+    scheme: Scheme,
     others: Sequence[PrivacyEvent],
     keys: frozenset[str] = frozenset(),
 ) -> PrivacyEvent:
     """Returns the event of a run with the fingerprints of its seed and keys, and of others."""
-    drawn = sampler_of(sampling)
-    seeds = frozenset() if drawn.seed is None else frozenset([seed_fingerprint(drawn.seed)])
-    run = PrivacyEvent(priced, seeds, keys, drawn.unit, drawn.neighboring_relation, drawn.owners)
-    return composed(run, others)
+    sampler = sampler_of(scheme)
+    seeds = frozenset() if sampler.seed is None else frozenset([seed_fingerprint(sampler.seed)])
+    about = sampler.unit, sampler.neighboring_relation, sampler.owners
+    return composed(PrivacyEvent(priced, seeds, keys, *about), others)
 
 
-def sampler_of(sampling: Sampling) -> "Sampler | PoissonRate":
+def sampler_of(scheme: Scheme) -> "Sampler | PoissonRate":
     """Returns the sampler without a strategy."""
-    if getattr(sampling, "strategy", None) is None:
-        return cast("Sampler | PoissonRate", sampling)
-    return cast("Participation", sampling).sampler
+    if getattr(scheme, "strategy", None) is None:
+        return cast("Sampler | PoissonRate", scheme)
+    return cast("Participation", scheme).sampler
 
 
-def drawing_sampler(sampler: "Sampler | Participation", readings: "LedgerReadings") -> "Sampler":
+def matching_sampler(sampler: "Sampler | Participation", readings: "LedgerReadings") -> "Sampler":
     """Returns the sampler that drew the batches, without a strategy.
 
     Raises:
@@ -173,7 +171,7 @@ def spent_event(
 
     Args:
       readings: from `read_ledgers`.
-      sampler: from `drawing_sampler`.
+      sampler: from `matching_sampler`.
       same_batches: as for `guarantee`.
       noise: a factor on all noise multipliers, to price the run with other noise.
       most: if given, only this many first releases of each stage count.
@@ -189,7 +187,7 @@ def spent_event(
 
     def event(ledgers: "Sequence[Ledger]", *, same_batches: bool = True) -> dpa.DpEvent:
         stages = list(map(stage_of, ledgers))
-        return event_of(_sampling(ledgers, sampler), stages, same_batches=same_batches)
+        return event_of(_ledger_scheme(ledgers, sampler), stages, same_batches=same_batches)
 
     if not readings.ensemble:
         return event(readings.stages, same_batches=same_batches is not False)
@@ -211,7 +209,7 @@ def spent_event(
     return dpa.ComposedDpEvent([event(run) for run in readings.runs])
 
 
-def _sampling(ledgers: "Sequence[Ledger]", sampler: "Sampler") -> Sampling:
+def _ledger_scheme(ledgers: "Sequence[Ledger]", sampler: "Sampler") -> Scheme:
     """Returns the sampler with the strategy of the ledgers, if they have one."""
     strategies = [s for ledger in ledgers if (s := ledger.mechanism.strategy)]
     if not strategies:
@@ -221,10 +219,10 @@ def _sampling(ledgers: "Sequence[Ledger]", sampler: "Sampler") -> Sampling:
             f"`opt_state` holds {len(ledgers)} noise stages, one of them with correlated noise. No "
             "ε is known for them together; remove one."
         )
-    sampling = strategies[0].under(sampler)
+    scheme = strategies[0].under(sampler)
     if ledgers[0].mechanism.fixed_point:
-        sampling.check_fixed_point()
-    return sampling
+        scheme.check_fixed_point()
+    return scheme
 
 
 def _check(mechanism: "Mechanism", sampler: "Sampler") -> None:

@@ -8,12 +8,12 @@ from dpoptax._pricing.noise_schedule import phases_of
 from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
 from dpoptax.accounting._guarantee import Guarantee, NoisyReleases
 from dpoptax.accounting._run_event import (
-    Sampling,
-    drawing_sampler,
+    Scheme,
     event_of,
+    matching_sampler,
     run_event,
     sampler_of,
-    sampling_of,
+    scheme_of,
     spent_event,
 )
 
@@ -91,7 +91,7 @@ def guarantee(
     from dpoptax._release.read_ledger import read_ledgers
 
     readings, others = read_ledgers(opt_state), other_events(also)
-    sampler = drawing_sampler(sampler, readings)
+    sampler = matching_sampler(sampler, readings)
     return ledger_guarantee(readings, sampler, others, delta, accountant, same_batches)
 
 
@@ -155,20 +155,20 @@ def planned_guarantee(
     (1.52, array([0.  , 1.08, 1.52]))
     """
     others = other_events(also)
-    sampling = sampling_of(sampling_probability, sampler)
+    scheme = scheme_of(sampling_probability, sampler)
     phases = phases_of(noise_multiplier)
     steps = integer("steps", steps, 0, "count the noisy releases")
     strategy = getattr(sampler, "strategy", None)
     releases = (NoisyReleases(steps, phases, strategy and repr(strategy)),)
 
     def event(count: int) -> PrivacyEvent:
-        return run_event(event_of(sampling, [(count, phases)]), sampling, others)
+        return run_event(event_of(scheme, [(count, phases)]), scheme, others)
 
-    return _guarantee(sampling, delta, accountant, releases, others, event(steps), event)
+    return _guarantee(scheme, delta, accountant, releases, others, event(steps), event)
 
 
 def _guarantee(
-    sampling: Sampling,
+    scheme: Scheme,
     delta: float | None,
     accountant: Accountant,
     releases: tuple[NoisyReleases, ...],
@@ -177,7 +177,7 @@ def _guarantee(
     event_after: Callable[[int], PrivacyEvent] | None,
 ) -> Guarantee:
     """Returns the guarantee of an event, at a checked δ."""
-    sampler = sampler_of(sampling)
+    sampler = sampler_of(scheme)
     size = sampler.dataset_size
     if delta is None:
         # N has n digits, so 1/N is above 10⁻ⁿ.

@@ -20,7 +20,7 @@ from dpoptax._release.read_ledger import ledgers, read_ledgers
 from dpoptax._support.rounded import to_decimals
 from dpoptax._support.tree import PyTree
 from dpoptax.accounting import Guarantee, guarantee
-from dpoptax.accounting._run_event import drawing_sampler, spent_event
+from dpoptax.accounting._run_event import matching_sampler, spent_event
 from dpoptax.auditing._error_curves import TradeOffCurve
 from dpoptax.auditing._game import Game, draws_alone
 from dpoptax.sampling import Sampler
@@ -182,12 +182,12 @@ def claimed_family(opt_state: PyTree, sampler: Sampler) -> Family:
     over randomly drawn examples as a Gaussian.
     """
     readings = read_ledgers(opt_state)
-    drawn = drawing_sampler(sampler, readings)
-    spent_event(readings, drawn, same_batches=True)  # raises before the first trial
+    sampler = matching_sampler(sampler, readings)
+    spent_event(readings, sampler, same_batches=True)  # raises before the first trial
 
     def with_noise(less: float) -> Guarantee:
-        event = spent_event(readings, drawn, same_batches=True, noise=1 / less)
-        return Guarantee(event, drawn.neighboring_relation)
+        event = spent_event(readings, sampler, same_batches=True, noise=1 / less)
+        return Guarantee(event, sampler.neighboring_relation)
 
     @functools.cache
     def priced(less: float) -> TradeOff:

@@ -36,8 +36,8 @@ class PlanTerms:
     also: tuple[PrivacyEvent, ...]
 
     @property
-    def _sampling(self) -> "Sampler | Participation":
-        """The sampler for the accounting, with the strategy if there is one."""
+    def _scheme(self) -> "Sampler | Participation":
+        """The sampling scheme: the sampler, with the strategy if there is one."""
         return self._under_strategy(self.sampler)
 
     def _under_strategy(self, sampler: Sampler) -> "Sampler | Participation":
@@ -114,12 +114,12 @@ class PlanTerms:
 
         `PrivateRun.guarantee` states that of the steps that a run has taken.
         """
-        return self._guarantee_with(self._sampling)
+        return self._guarantee_with(self._scheme)
 
-    def _guarantee_with(self, sampling: "Sampler | Participation") -> Guarantee:
+    def _guarantee_with(self, scheme: "Sampler | Participation") -> Guarantee:
         noise = self.noise_multiplier
         return planned_guarantee(
-            noise_multiplier=noise, steps=self.steps, sampler=sampling, **self._terms
+            noise_multiplier=noise, steps=self.steps, sampler=scheme, **self._terms
         )
 
     def __str__(self) -> str:

@@ -123,7 +123,7 @@ class PrivacyPlan(PlanTerms):
                 f"determines it, got {schedule}."
             )
         terms = {"steps": self.steps, **self._terms}
-        sigma = calibrate(epsilon=epsilon, schedule=schedule, sampler=self._sampling, **terms)
+        sigma = calibrate(epsilon=epsilon, schedule=schedule, sampler=self._scheme, **terms)
         # Other events that spend the whole budget leave a run only under enormous noise.
         if self.also and sigma > _LARGEST_MULTIPLIER:
             raise ValueError(
@@ -152,9 +152,9 @@ class PrivacyPlan(PlanTerms):
             raise ValueError(
                 "`strategy` must be None under a schedule: correlated noise has one multiplier."
             )
-        sampling = strategy.under(self.sampler)
+        participation = strategy.under(self.sampler)
         if self.fixed_point:
-            sampling.check_fixed_point()
+            participation.check_fixed_point()
 
     def new_run(
         self, key: "jax.Array | None" = None, *, generator: "Generator" = "threefry"
