@@ -85,7 +85,7 @@ class Lookup(Rule):
         axes = (axis, *layout.columns)
         return cls(layout, 1, (), 0, (shape[axis] - 1,), output_axes=axes, drop=False)
 
-    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def factorize(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         tables, _, width = self.layout.sizes
         # Columns are (K, L, D), and starts (K, L, components).
         columns = cotangent.transpose(self.output_axes).reshape(tables, self.positions, width)
@@ -138,7 +138,7 @@ class EntryUse(Rule):
         shape = type_of(eqn.invars[parameter]).shape
         return cls(FactorLayout.last_axis(shape), eqn, parameter, eqn.primitive.name)
 
-    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def factorize(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns factors with one row per matrix, which is 1."""
         # The operation is linear, so its derivative is the same at zero.
         operands = [jnp.zeros(type_of(v).shape, cotangent.dtype) for v in self.eqn.invars]

@@ -88,7 +88,7 @@ class Rule:
     reads_data: bool = True  # whether the gradient depends on the data operand
     is_lookup: bool = False  # whether rows are one-hot, represented by integers
 
-    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def factorize(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns `rows` and `columns` of one example.
 
         Rows are (K, L, R), or integers (K, L). Columns are (K, L, D).
@@ -98,11 +98,11 @@ class Rule:
     def row_parts(
         self, operand: jax.Array, cotangent: jax.Array
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns `factors` with equal parts of the rows, whose gradients are joined along R.
+        """Returns the factors with equal parts of the rows, whose gradients are joined along R.
 
         On TPU, a product for each part costs less than copying all parts to one array.
         """
-        return [self.factors(operand, cotangent)]
+        return [self.factorize(operand, cotangent)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Dot(Rule):
             parameter == 0,
         )
 
-    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def factorize(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         stacks, rows, columns = self.layout.sizes
         # The output has the batch axes, the free axes of the first operand, then of the second.
         rows_of = operand.transpose(self.operand_axes).reshape(stacks, self.positions, rows)
@@ -186,7 +186,7 @@ class Convolution(Rule):
             tuple(p["padding"]),
         )
 
-    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def factorize(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         columns, out = self._columns(cotangent)
 
         def together(operand: jax.Array) -> jax.Array:
@@ -291,8 +291,8 @@ class Repeated(Rule):
         kind = rule.name, rule.reads_data, rule.is_lookup
         return cls(rule, loops, layout, positions, *kind)
 
-    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows, columns = self._map_steps(self.rule.factors)(operand, cotangent)
+    def factorize(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows, columns = self._map_steps(self.rule.factorize)(operand, cotangent)
         return self._fold_steps(rows), self._fold_steps(columns)
 
     def row_parts(
@@ -301,10 +301,10 @@ class Repeated(Rule):
         parts = self._map_steps(self.rule.row_parts)(operand, cotangent)
         return [(self._fold_steps(rows), self._fold_steps(columns)) for rows, columns in parts]
 
-    def _map_steps(self, factors: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    def _map_steps(self, factorize: Callable[..., PyTree]) -> Callable[..., PyTree]:
         for _ in self.loops:
-            factors = jax.vmap(factors)
-        return factors
+            factorize = jax.vmap(factorize)
+        return factorize
 
     def _fold_steps(self, factor: jax.Array) -> jax.Array:
         # (*steps, K, L, …) becomes (stacked steps · K, shared steps · L, …).

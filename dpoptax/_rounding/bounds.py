@@ -223,11 +223,11 @@ def clip_coefficients(
     used &= keeps_order(lax.bitcast_convert_type(norms[0], jnp.int32))
     # Bounds ‖f G‖ and f S/M, and leaves room for the rounding of the sum: `absolute` is S/M.
     longest = jnp.maximum(norms, absolute) * (1.0 + tau)
-    factors = clip.factors(longest.T).T  # (groups, B)
-    # Geometries that divide by the norm may have no finite factor for a tiny gradient.
-    factors = jnp.where(used[None] & jnp.isfinite(factors), factors, 0.0)
+    coefficients = clip.factors(longest.T).T  # (groups, B)
+    # Geometries that divide by the norm may have no finite coefficient for a tiny gradient.
+    coefficients = jnp.where(used[None] & jnp.isfinite(coefficients), coefficients, 0.0)
     # Stored, so that parts that nearly cancel get exactly the same coefficient.
-    (by_group,) = unstack(materialize(factors))
+    (by_group,) = unstack(materialize(coefficients))
     return [by_group[group] for group in own], norms[0], used
 
 

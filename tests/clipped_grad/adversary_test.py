@@ -569,7 +569,7 @@ def test_sum_over_positions_is_stored_before_its_norm():
     part, cotangent = (jax.ShapeDtypeStruct((n, 3), jnp.float32) for n in (1, 4))
     (added,) = jax.make_jaxpr(jax.lax.add)(part, cotangent).eqns
     shift = entry_rules.EntryUse.build(added, 0)
-    jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
+    jaxpr = jax.make_jaxpr(shift.factorize)(cotangent, cotangent)
     names = [eqn.primitive.name for eqn in helpers.equations(jaxpr.jaxpr)]
     assert names.index("reduce_sum") < names.index("cond")
 

@@ -188,7 +188,7 @@ def test_row_parts_join_to_rows(name):
     counts = []
     for use in program.uses:
         arrays = records.operands[use.index][0], records.cotangents[use.index][0]
-        rows, columns = use.rule.factors(*arrays)
+        rows, columns = use.rule.factorize(*arrays)
         parts, repeated = zip(*use.rule.row_parts(*arrays), strict=True)
         np.testing.assert_array_equal(jnp.concatenate(parts, axis=-1), rows)
         np.testing.assert_array_equal(jnp.stack(repeated), jnp.stack([columns] * len(parts)))

@@ -55,7 +55,7 @@ class Slices(NamedTuple):
         """Returns where the slices start in each shard. The last two may overlap."""
         return [min(i, self.size - self.width) for i in range(0, self.size, self.width)]
 
-    def factors(self, uncut: FactoredGradients, start: jax.Array | int) -> FactoredGradients:
+    def take(self, uncut: FactoredGradients, start: jax.Array | int) -> FactoredGradients:
         """Returns the factors of the slice that starts at `start` in each shard."""
 
         def cut(x: jax.Array) -> jax.Array:

@@ -151,7 +151,7 @@ class UseSum:
         lookup = self.use.rule.is_lookup
         slices = None if lookup else self._slices(measured.examples)
         whole = measured.factored
-        factored = whole if slices is None else slices.factors(whole, 0)
+        factored = whole if slices is None else slices.take(whole, 0)
         return product_rounding(factored, measured.examples)
 
     def _slices(self, examples: int) -> Slices | None:
@@ -200,7 +200,7 @@ class UseSum:
 
         def total(start: jax.Array | int = 0) -> jax.Array:
             whole = measured.factored
-            factored = whole if slices is None else slices.factors(whole, start)
+            factored = whole if slices is None else slices.take(whole, start)
             examples = measured.examples
             return fold(
                 sum_products(factored, coefficients, bound=weighing.bound, examples=examples)

@@ -151,7 +151,7 @@ def _form_use(
 
     gradients: jax.Array = lax.platform_dependent(
         tpu=lambda: form(use.rule.row_parts),
-        default=lambda: form(lambda operand, cotangent: [use.rule.factors(operand, cotangent)]),
+        default=lambda: form(lambda operand, cotangent: [use.rule.factorize(operand, cotangent)]),
     )
     # A value that has a slice for each step represents its whole stack.
     stack = tuple(n for n, stacked in use.loops if stacked)
@@ -230,6 +230,6 @@ def _segment(member: PlannedUse, pair: WeightedPair, records: Records) -> "Segme
 def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> "Segment":
     """Returns the factors of one use, in the layout of its product."""
     factors = _ghost_clipping.factor_products
-    segment = factors.Segment(*jax.vmap(member.use.rule.factors)(operand, cotangent))
+    segment = factors.Segment(*jax.vmap(member.use.rule.factorize)(operand, cotangent))
     segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment
