@@ -143,16 +143,15 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> NoiseState:
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     refused, points = jnp.zeros([], jnp.uint32), jnp.zeros([], jnp.uint32)
-    # `_signed` replaces `check` by the checksum.
+    # `_with_checksum` replaces `check` by the checksum.
     imprint = Imprint(values, key=_fingerprint(key), refused=refused, check=refused, points=points)
-    return NoiseState(count, _copy_key(key), mechanism, _signed(count, imprint))
+    return NoiseState(count, _copy_key(key), mechanism, _with_checksum(count, imprint))
 
 
 def replace_key(state: State, key: jax.Array) -> State:
     """Returns a stage's state with another key, for a separate run."""
     imprint = dataclasses.replace(state.imprint, key=_fingerprint(key))
-    signed = _signed(state.count, imprint)
-    return dataclasses.replace(state, key=key, imprint=signed)
+    return dataclasses.replace(state, key=key, imprint=_with_checksum(state.count, imprint))
 
 
 def check_state(state: NoiseState, mechanism: Mechanism) -> None:
@@ -184,18 +183,18 @@ def refusals(state: NoiseState, mechanism: Mechanism) -> jax.Array:
 
 def refusals_so_far(state: NoiseState) -> int:
     """Returns the bits of the reasons to refuse further releases, 0 for none."""
-    return int(_read_refusals(state.count, state.key, state.imprint, _values(state.mechanism)))
+    return int(_compiled_refusals(state.count, state.key, state.imprint, _values(state.mechanism)))
 
 
 def _refusals(count: jax.Array, key: jax.Array, imprint: Imprint, values: np.ndarray) -> jax.Array:
-    check = _check(count, imprint.values, imprint.key, imprint.refused)
+    checksum = _checksum(count, imprint)
     # One reduction takes fewer kernels than three.
     found = [
         jnp.where(stored == expected, 0, bit).astype(jnp.uint32).ravel()
         for bit, stored, expected in (
             (OTHER_MECHANISM, imprint.values, values),
             (OTHER_KEY, imprint.key, _fingerprint(key)),
-            (EDITED, imprint.check, check),
+            (EDITED, imprint.check, checksum),
         )
     ]
     # A reason stays once it is set.
@@ -203,7 +202,7 @@ def _refusals(count: jax.Array, key: jax.Array, imprint: Imprint, values: np.nda
 
 
 # Compiled once for all mechanisms. Without `jit`, every operation would be compiled.
-_read_refusals = jax.jit(_refusals)
+_compiled_refusals = jax.jit(_refusals)
 
 
 def count_release(state: State, refused: jax.Array, points_code: int) -> State:
@@ -215,17 +214,17 @@ def count_release(state: State, refused: jax.Array, points_code: int) -> State:
     code = jnp.full_like(state.imprint.points, np.uint32(points_code))
     imprint = dataclasses.replace(state.imprint, points=code)
     state = dataclasses.replace(state, imprint=imprint)
-    return _counted(state, optax.safe_increment(state.count), refused)
+    return _with_count(state, optax.safe_increment(state.count), refused)
 
 
 def count_releases(state: State, count: int, refused: int) -> State:
     """Returns the state after `count` releases, for replaying a run elsewhere."""
-    return _counted(state, jnp.int32(count), jnp.uint32(refused))
+    return _with_count(state, jnp.int32(count), jnp.uint32(refused))
 
 
-def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
-    signed = _signed(count, dataclasses.replace(state.imprint, refused=refused))
-    return dataclasses.replace(state, count=count, imprint=signed)
+def _with_count(state: State, count: jax.Array, refused: jax.Array) -> State:
+    imprint = dataclasses.replace(state.imprint, refused=refused)
+    return dataclasses.replace(state, count=count, imprint=_with_checksum(count, imprint))
 
 
 def is_noise_state(x: object) -> TypeGuard[NoiseState]:
@@ -321,15 +320,13 @@ def _fingerprint(key: jax.Array) -> jax.Array:
     return two_words(key, 2**32 - 2)
 
 
-def _signed(count: jax.Array, imprint: Imprint) -> Imprint:
-    check = _check(count, imprint.values, imprint.key, imprint.refused)
-    return dataclasses.replace(imprint, check=check)
+def _with_checksum(count: jax.Array, imprint: Imprint) -> Imprint:
+    return dataclasses.replace(imprint, check=_checksum(count, imprint))
 
 
-def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Array) -> jax.Array:
-    words = jnp.concatenate(
-        [jnp.stack([jnp.asarray(count).astype(jnp.uint32), refused]), values, key]
-    )
+def _checksum(count: jax.Array, imprint: Imprint) -> jax.Array:
+    first = jnp.stack([jnp.asarray(count).astype(jnp.uint32), imprint.refused])
+    words = jnp.concatenate([first, imprint.values, imprint.key])
     # Mixing each word with its place makes the checksum depend on the order of words.
     places = np.arange(1, 1 + words.size, dtype=np.uint32) * np.uint32(0x9E3779B9)
     return jnp.sum(_mixed(words ^ places), dtype=jnp.uint32)

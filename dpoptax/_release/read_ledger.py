@@ -81,7 +81,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
                 "with `dpoptax.accounting.guarantee(..., same_batches=...)`."
             )
         # After this check, the fingerprints compared below are those of the keys in use.
-        _raise_refusals(state)
+        _check_refusals(state)
         key = np.asarray(state.imprint.key).tobytes()
         if key in found:
             raise ValueError(
@@ -110,7 +110,7 @@ class LedgerReadings(NamedTuple):
     keys: frozenset[str]
 
     @property
-    def stages(self) -> list[Ledger]:
+    def ledgers(self) -> list[Ledger]:
         """The ledgers of the noise stages of all runs."""
         return [ledger for run in self.runs for ledger in run]
 
@@ -184,7 +184,7 @@ def runs_of(opt_state: PyTree) -> list[PyTree]:
     ]
 
 
-def _raise_refusals(state: NoiseState) -> None:
+def _check_refusals(state: NoiseState) -> None:
     bits = refusals_so_far(state)
     if not bits:
         return

@@ -149,7 +149,7 @@ def matching_sampler(sampler: "Sampler | Participation", readings: "LedgerReadin
     """
     check_sampler(sampler)
     strategy = getattr(sampler, "strategy", None)
-    strategies = {ledger.mechanism.strategy for ledger in readings.stages}
+    strategies = {ledger.mechanism.strategy for ledger in readings.ledgers}
     if strategy is not None and strategies != {strategy}:
         raise ValueError(
             f"`sampler` must have the strategy of the noise stage, {[*strategies]}, got "
@@ -176,8 +176,8 @@ def spent_event(
       noise: a factor on all noise multipliers, to price the run with other noise.
       most: if given, only this many first releases of each stage count.
     """
-    for stage in readings.stages:
-        _check(stage.mechanism, sampler)
+    for ledger in readings.ledgers:
+        _check(ledger.mechanism, sampler)
 
     def stage_of(ledger: "Ledger") -> Stage:
         phases = noise_schedule.scaled(ledger.mechanism.phases, noise)
@@ -190,14 +190,14 @@ def spent_event(
         return event_of(_ledger_scheme(ledgers, sampler), stages, same_batches=same_batches)
 
     if not readings.ensemble:
-        return event(readings.stages, same_batches=same_batches is not False)
+        return event(readings.ledgers, same_batches=same_batches is not False)
     if same_batches is None:
         raise ValueError(
             "`same_batches` must be True or False for the state of an ensemble, got None. Pass "
             "True if the runs shared the batch of every step, and False if each run drew its own."
         )
     if same_batches:
-        return event(readings.stages)
+        return event(readings.ledgers)
     if sampler.seed is not None:
         raise ValueError(
             "`same_batches` must be True for an ensemble whose sampler has a seed: with one seed, "

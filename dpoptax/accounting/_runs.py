@@ -109,10 +109,10 @@ def ledger_guarantee(
         spent = spent_event(readings, sampler, same_batches=same_batches, most=most)
         return run_event(spent, sampler, others, readings.keys)
 
-    stages = readings.stages
+    ledgers = readings.ledgers
     # Nobody knows how stages that took turns divided the first steps of the run among them.
-    in_turns = same_batches is False and len(stages) > 1 and not readings.ensemble
-    releases, after = tuple(map(_noisy_releases, stages)), None if in_turns else event
+    in_turns = same_batches is False and len(ledgers) > 1 and not readings.ensemble
+    releases, after = tuple(map(_noisy_releases, ledgers)), None if in_turns else event
     return _guarantee(sampler, delta, accountant, releases, others, event(), after)
 
 

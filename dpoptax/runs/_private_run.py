@@ -275,7 +275,7 @@ class PrivateRun:
                 "of several. Ask the run that made it, `plan.continue_run(opt_state)`, or "
                 "`dpoptax.accounting.guarantee` for several noise stages."
             )
-        released = readings.stages[0].releases
+        released = readings.ledgers[0].releases
         if not self.step - self._in_use <= released <= self.step:
             raise ValueError(
                 f"`opt_state` counts {released:,} releases, but the run has handed out "
@@ -342,7 +342,7 @@ def continued(plan: "PlanTerms", opt_state: "PyTree") -> PrivateRun:
       ValueError: the state holds another number of noise stages than one, or its noise is not that
         of the plan.
     """
-    ledger, *others = read_ledgers(opt_state).stages
+    ledger, *others = read_ledgers(opt_state).ledgers
     if others:
         raise ValueError(
             f"`opt_state` must have one noise stage, got {1 + len(others)}. Use `gaussian_noise` "
@@ -352,7 +352,7 @@ def continued(plan: "PlanTerms", opt_state: "PyTree") -> PrivateRun:
     # Only the bound of a clip is part of the mechanism, as a number C is, and only for correlated
     # noise in fixed point. The mechanism does not depend on the parameters, so any array will do.
     stage = noise_stage(plan, key, found.sensitivity)
-    planned = read_ledgers(stage.init(jnp.zeros(1))).stages[0].mechanism
+    planned = read_ledgers(stage.init(jnp.zeros(1))).ledgers[0].mechanism
     if found != planned:
         raise ValueError(
             f"`opt_state` must have the noise of the plan, {planned}, got {found}. Pass the plan "
