@@ -7,6 +7,24 @@ shares one over hosts compares a `RunIdentity`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name when it uses it.
+    from dpoptax.runs._batches import check_rows as check_rows
+    from dpoptax.runs._batches import draw as draw
+    from dpoptax.runs._batches import read_batch as read_batch
+    from dpoptax.runs._identity import Hidden as Hidden
+    from dpoptax.runs._identity import RunIdentity as RunIdentity
+    from dpoptax.runs._identity import data_of as data_of
+    from dpoptax.runs._identity import draws_of as draws_of
+    from dpoptax.runs._identity import noise_of as noise_of
+    from dpoptax.runs._identity import settings as settings
+    from dpoptax.runs._private_run import PrivateRun as PrivateRun
+    from dpoptax.runs._private_run import noise_key_of as noise_key_of
+    from dpoptax.runs._private_run import noise_stage as noise_stage
+    from dpoptax.runs._private_run import sampler_of_run as sampler_of_run
+    from dpoptax.runs._private_run import seeded as seeded
+    from dpoptax.runs._private_run import shared_key as shared_key
+
+    # isort: split
+    # From other folders, public here since `training` and `integrations` use public names only:
     from dpoptax._random.keys import Generator as Generator
     from dpoptax._random.keys import generator_of as generator_of
     from dpoptax._random.keys import key_of_words as key_of_words
@@ -25,21 +43,6 @@ if TYPE_CHECKING:  # Type checkers read these imports. A program imports a name 
     from dpoptax._support.lazy import lazy_names as lazy_names
     from dpoptax._support.rounded import to_decimals as to_decimals
     from dpoptax._support.rounded import to_digits as to_digits
-    from dpoptax.runs._batches import check_rows as check_rows
-    from dpoptax.runs._batches import draw as draw
-    from dpoptax.runs._batches import read_batch as read_batch
-    from dpoptax.runs._identity import Hidden as Hidden
-    from dpoptax.runs._identity import RunIdentity as RunIdentity
-    from dpoptax.runs._identity import data_of as data_of
-    from dpoptax.runs._identity import draws_of as draws_of
-    from dpoptax.runs._identity import noise_of as noise_of
-    from dpoptax.runs._identity import settings as settings
-    from dpoptax.runs._private_run import PrivateRun as PrivateRun
-    from dpoptax.runs._private_run import noise_key_of as noise_key_of
-    from dpoptax.runs._private_run import noise_stage as noise_stage
-    from dpoptax.runs._private_run import sampler_of_run as sampler_of_run
-    from dpoptax.runs._private_run import seeded as seeded
-    from dpoptax.runs._private_run import shared_key as shared_key
 else:
     from dpoptax._support.lazy import lazy_names
 
