@@ -17,14 +17,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax import _losses
-from dpoptax._clipped_grad.microbatches import Engine, check_microbatch_size
 from dpoptax._clips.clip import Clip
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, TracedLoss
@@ -41,6 +41,28 @@ _ONE_PASS = (None, "default", "bfloat16", "BF16_BF16_F32")
 # Formed gradients of a batch with up to this many numbers share an array. Larger ones cost more
 # traffic than kernels.
 _BUNDLED_SIZE = 200_000
+
+# `sum(loss, points, examples)` returns the total and the auxiliary outputs at the first point. The
+# sums of micro-batches can be added. Engines that sum in the backward pass also take `devices`.
+EngineSum: TypeAlias = Callable[..., tuple[PyTree, PyTree]]
+
+
+class Engine(NamedTuple):
+    """Computes clipped sums.
+
+    Attributes:
+      sum: sums one micro-batch; see `EngineSum`. The total of "vmap" is complete. That of "auto" is
+        a dict of sums by bundles of leaves, with the clip's statistic, and otherwise the summed
+        gradient with the statistic.
+      join: `join(params, total)` returns a total shaped like the parameters, or as the clip encodes
+        it. It runs after the loop over micro-batches, which then carries fewer arrays.
+      in_backward: whether the engine sums during the backward pass. On a mesh, it then adds sums
+        over devices itself, and the compiler shards the loss.
+    """
+
+    sum: EngineSum
+    join: Callable[[PyTree, PyTree], PyTree]
+    in_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +156,15 @@ def check_options(options: Options) -> None:
         raise ValueError(
             "`precision` must be 'float32' for per-example gradients, got 'bfloat16'. They are "
             f"taken for method={options.method!r}, grid={options.grid}, clip={options.clip}."
+        )
+
+
+def check_microbatch_size(microbatch_size: int) -> None:
+    """Raises an error if the size is not a positive integer."""
+    if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
+        raise ValueError(
+            f"`microbatch_size` must be an integer of at least 1, got {microbatch_size!r}. Leave "
+            "it out for a size that suits the device, or pass the batch size for all at once."
         )
 
 

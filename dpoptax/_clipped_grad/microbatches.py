@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
+from dpoptax._clipped_grad.engines import Engine, check_microbatch_size
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_loss
 from dpoptax._points.points import GradientPoints
@@ -24,29 +24,6 @@ _REWRITTEN = ("conv_general_dilated", "select_and_scatter_add")
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 MaskedSum: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
-
-
-# `sum(loss, points, examples)` returns the total and the auxiliary outputs at the first point. The
-# sums of micro-batches can be added. Engines that sum in the backward pass also take `devices`.
-EngineSum: TypeAlias = Callable[..., tuple[PyTree, PyTree]]
-
-
-class Engine(NamedTuple):
-    """Computes clipped sums.
-
-    Attributes:
-      sum: sums one micro-batch; see `EngineSum`. The total of "vmap" is complete. That of "auto" is
-        a dict of sums by bundles of leaves, with the clip's statistic, and otherwise the summed
-        gradient with the statistic.
-      join: `join(params, total)` returns a total shaped like the parameters, or as the clip encodes
-        it. It runs after the loop over micro-batches, which then carries fewer arrays.
-      in_backward: whether the engine sums during the backward pass. On a mesh, it then adds sums
-        over devices itself, and the compiler shards the loss.
-    """
-
-    sum: EngineSum
-    join: Callable[[PyTree, PyTree], PyTree]
-    in_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,12 +235,3 @@ def _may_need_rewrite(eqn: JaxprEqn, private: bool) -> bool:
     # One update of each entry has no order.
     ordered = name.startswith("scatter") and updates_per_entry(eqn) > 1
     return private and (ordered or name.startswith(SPARSE))
-
-
-def check_microbatch_size(microbatch_size: int) -> None:
-    """Raises an error if the size is not a positive integer."""
-    if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
-        raise ValueError(
-            f"`microbatch_size` must be an integer of at least 1, got {microbatch_size!r}. Leave "
-            "it out for a size that suits the device, or pass the batch size for all at once."
-        )
