@@ -1,4 +1,4 @@
-"""Defines gradient points, a transform that stores iterates for them, and a check of their use.
+"""Defines gradient points, the states they are computed from, and a check of their use.
 
 If gradients were not taken at the points that an optimizer's state asks for, a method such as
 `disk` has no effect. The code of the points is static in a `ClippedSum`, and an array in the state
@@ -9,7 +9,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +86,10 @@ class ReferenceState(SerializableState):
     """
 
     reference: PyTree
+
+
+# The states that `gradient_points` reads.
+Tracker: TypeAlias = TrackIteratesState | ReferenceState
 
 
 def track_iterates(
@@ -203,7 +207,7 @@ def points_code(tracked: TrackIteratesState | None, followed: ReferenceState | N
     return checked >> _FLAG_BITS << _FLAG_BITS | _KNOWN | _REFERENCE * (followed is not None)
 
 
-def fits(tracker: "TrackIteratesState | ReferenceState", code: int) -> bool:
+def fits(tracker: Tracker, code: int) -> bool:
     """Returns whether points with a code were computed from a state; code 0 fits every state."""
     if code == 0:
         return True
@@ -214,9 +218,6 @@ def fits(tracker: "TrackIteratesState | ReferenceState", code: int) -> bool:
 
 
 AT_PARAMETERS = points_code(None, None)
-
-# States that `gradient_points` reads.
-Tracker = TrackIteratesState | ReferenceState
 
 POINTS_REMEDY = (
     "otherwise it has no effect. Call `grad_fn(dpoptax.gradient_points(opt_state, params), batch, "
