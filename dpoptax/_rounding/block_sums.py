@@ -299,7 +299,7 @@ def _cut(x: jax.Array, length: int) -> jax.Array:
     """Cuts the leading axis into parts of a length, the last one padded with zeros."""
     if x.shape[0] % length:
         x = jnp.pad(x, [(0, -x.shape[0] % length)] + [(0, 0)] * (x.ndim - 1))
-    return x.reshape(-1, length, *x.shape[1:])
+    return x.reshape(x.shape[0] // length, length, *x.shape[1:])
 
 
 def _sum_in_chunks(

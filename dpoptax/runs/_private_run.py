@@ -260,6 +260,9 @@ class PrivateRun:
     def guarantee(self, opt_state: "PyTree") -> Guarantee:
         """Returns the guarantee of the run's releases, from the ledger in its optimizer state.
 
+        While a batch is in use, one release may be missing. So a state that is thrown away after a
+        step, such as one to warm up, is noticed when all batches were handed out.
+
         Args:
           opt_state: the state of the chain that starts with `noise`.
 

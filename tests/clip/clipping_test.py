@@ -76,6 +76,13 @@ def test_zero_gradients_and_empty_batches_sum_to_zero():
         assert (np.asarray(found) == 0).all()
 
 
+def test_leaf_without_entries_takes_no_part():
+    grads = np.ones((64, 3), np.float32)
+    found = _summed(dpoptax.l2_clip(1.0))({"a": grads, "empty": np.zeros((64, 0, 2), np.float32)})
+    assert found["empty"].shape == (0, 2)
+    np.testing.assert_array_equal(found["a"], _summed(dpoptax.l2_clip(1.0))({"a": grads})["a"])
+
+
 def test_low_precision_gradients_are_summed_in_float32():
     grads = jnp.full((512, 2), 0.001, jnp.bfloat16)
     total = _summed(dpoptax.l2_clip(1.0))(grads)

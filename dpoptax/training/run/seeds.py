@@ -63,7 +63,7 @@ def random_key(noise: jax.Array) -> jax.Array:
 def derived_key(key: jax.Array, read: str) -> jax.Array:
     """Derives the noise key of a run that reads the inputs with this hash.
 
-    Runs with one key and different inputs have independent keys. A key of either generator gives
+    Runs with one key and different hashes have independent keys. A key of either generator gives
     one of the same generator.
     """
     words = words_of(key)
