@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax import _losses
@@ -29,6 +28,7 @@ from dpoptax._clips.clip import Clip
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, TracedLoss
 from dpoptax._points.points import GradientPoints
+from dpoptax._pricing.checks import integer
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of, rounds_products
 
@@ -149,7 +149,7 @@ def check_options(options: Options) -> None:
     if options.grid is not None:
         _check_grid(options.grid)
     if options.microbatch_size is not None:
-        check_microbatch_size(options.microbatch_size)
+        checked_size(options.microbatch_size)
     if options.method in _IN_BACKWARD:
         _check_in_backward(options)
     elif options.needs_gradients and options.precision == "bfloat16":
@@ -159,13 +159,10 @@ def check_options(options: Options) -> None:
         )
 
 
-def check_microbatch_size(microbatch_size: int) -> None:
-    """Raises an error if the size is not a positive integer."""
-    if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
-        raise ValueError(
-            f"`microbatch_size` must be an integer of at least 1, got {microbatch_size!r}. Leave "
-            "it out for a size that suits the device, or pass the batch size for all at once."
-        )
+def checked_size(microbatch_size: int) -> int:
+    """Returns the size, or raises an error if it is not a positive integer."""
+    remedy = "leave it out for a size that suits the device, or pass the batch size for all at once"
+    return integer("microbatch_size", microbatch_size, 1, remedy)
 
 
 def _check_in_backward(options: Options) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 from optax import microbatching
 
-from dpoptax._clipped_grad.engines import Engine, check_microbatch_size
+from dpoptax._clipped_grad.engines import Engine, checked_size
 from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.trace_loss import Examples, TracedLoss, trace_loss
 from dpoptax._points.points import GradientPoints
@@ -131,7 +131,7 @@ def in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
 def _in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
     if microbatch_size is None:
         return sums
-    check_microbatch_size(microbatch_size)
+    microbatch_size = checked_size(microbatch_size)
 
     def run(batch: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
         examples = mask.shape[0]
@@ -211,9 +211,9 @@ def _add(carry: PyTree, value: PyTree, part: jax.Array) -> PyTree:
     del part
 
     def add(carry: jax.Array, value: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(value.dtype, jnp.floating):
-            return carry + value
-        return block_sums.compensated_add(carry, value)
+        # Only the totals of floats have another type, which `_zeros` chose.
+        same = carry.dtype == value.dtype
+        return carry + value if same else block_sums.compensated_add(carry, value)
 
     return jax.tree.map(add, carry, value)
 

@@ -57,16 +57,6 @@ def check_delta(delta: float, dataset_size: int | None = None) -> None:
         _WARNED.add(known)
 
 
-def checked_multiplier(noise_multiplier: float) -> float:
-    """Returns the noise multiplier as a float; raises unless it is at least 0."""
-    if not number("noise_multiplier", noise_multiplier) >= 0:
-        raise ValueError(
-            f"`noise_multiplier` must be at least 0, got {noise_multiplier}. It is the standard "
-            "deviation of the noise over the clipping bound."
-        )
-    return float(noise_multiplier)
-
-
 def number(name: str, value: float | None) -> float:
     """Returns `value` as a float, or raises an error that names it."""
     try:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from dpoptax._pricing.checks import checked_multiplier, integer, number
+from dpoptax._pricing.checks import integer, number
 
 Phases: TypeAlias = tuple[tuple[int, float], ...]
 """First step and noise multiplier of each phase, from step 0 on, in order."""
@@ -73,7 +73,13 @@ def phases_of(noise_multiplier: float | Mapping[int, float]) -> Phases:
     """Returns the phases of a schedule, or the only one of a number, after checks."""
     if isinstance(noise_multiplier, Mapping):
         return checked_phases(noise_multiplier)
-    return ((0, checked_multiplier(noise_multiplier)),)
+    found = number("noise_multiplier", noise_multiplier)
+    if found < 0:
+        raise ValueError(
+            f"`noise_multiplier` must be at least 0, got {noise_multiplier}. It is the standard "
+            "deviation of the noise over the clipping bound."
+        )
+    return ((0, found),)
 
 
 def least(phases: Phases, steps: int | None = None) -> float:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import numbers
 import zlib
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -14,7 +13,7 @@ import optax
 from dpoptax._random.keys import two_words
 from dpoptax._support.host_communication import check_same_on_hosts
 from dpoptax._support.serialization import SerializableState, register
-from dpoptax._support.tree import PyTree, check_arrays, kind_of
+from dpoptax._support.tree import PyTree, check_arrays, check_known, kind_of
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases
@@ -234,12 +233,7 @@ def is_noise_state(x: object) -> TypeGuard[NoiseState]:
 
 def check_noise_and_batch_size(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
     """Returns both numbers, or raises an error that names the invalid one."""
-    for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
-        if not isinstance(value, numbers.Real):
-            raise TypeError(
-                f"`{name}` must be a Python number, got {value!r}. The accounting needs it before "
-                "`jit`."
-            )
+    check_known(noise_multiplier=noise_multiplier, batch_size=batch_size)
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(
             f"`noise_multiplier` must be finite and non-negative, got {noise_multiplier}."

@@ -76,7 +76,7 @@ def no_params(stage: str) -> ValueError:
 
 
 def check_known(**values: object) -> None:
-    """Raises an error if a value is not a Python number, a function, or `None`.
+    """Raises an error if a value is not a Python number.
 
     `optax.inject_hyperparams` makes arrays, which are not Python numbers.
     """
@@ -88,7 +88,7 @@ def check_known(**values: object) -> None:
                 "`static_args`. List all except the learning rate there, or wrap a function of "
                 "only the learning rate that returns the chain."
             )
-        if not (value is None or callable(value) or isinstance(value, numbers.Real)):
+        if not isinstance(value, numbers.Real):
             raise TypeError(f"`{name}` must be a Python number, got {value!r}.")
 
 
@@ -106,7 +106,7 @@ def check_stddev(stddev: float, *, zero: bool = True) -> None:
     With `zero=False` it must be positive.
     """
     check_known(stddev=stddev)
-    if stddev is None or not (math.isfinite(stddev) and (stddev > 0.0 or (zero and stddev == 0.0))):
+    if not (math.isfinite(stddev) and (stddev > 0.0 or (zero and stddev == 0.0))):
         raise ValueError(
             f"`stddev` must be finite and {'non-negative' if zero else 'positive'}, got {stddev}. "
             "Pass the standard deviation of the noise in each coordinate, for example from "

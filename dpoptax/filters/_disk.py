@@ -61,8 +61,8 @@ def disk(
 
     >>> tx = disk()  # kappa=0.7, gamma=0.5
     """
-    check_known(kappa=kappa, gamma=gamma, filter_gain=filter_gain)
     gain = kappa if filter_gain is None else filter_gain
+    check_known(kappa=kappa, gamma=1.0 if gamma is None else gamma, filter_gain=gain)
     for name, value in (("kappa", kappa), ("filter_gain", gain)):
         if not 0.0 < value <= 1.0:
             raise ValueError(f"`{name}` must be in (0, 1], got {value}.")

@@ -72,11 +72,11 @@ def scale_by_lp_adam(
 
     >>> tx = scale_by_lp_adam(b=[1 / 11, 1 / 11], a=[-9 / 11])
     """
-    check_known(eps=eps)
     check_decays(b2=b2)
     check_stddev(stddev)
     if eps is None:
         eps = stddev * (2.0 * (1.0 - b2) / (1.0 + b2)) ** 0.25 if stddev else 1e-8
+    check_known(eps=eps)
     if not (math.isfinite(eps) and eps > 0.0):
         raise ValueError(f"`eps` must be finite and positive, got {eps}.")
     noise, floor = float(stddev) ** 2, float(eps)

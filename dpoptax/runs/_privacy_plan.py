@@ -134,15 +134,15 @@ class PrivacyPlan(PlanTerms):
         self.__dict__["noise_multiplier"] = sigma
         if schedule is not None:
             # `calibrate` returned the factor of the relative schedule.
-            phases = {first: sigma * ratio for first, ratio in schedule.items()}
-            self.__dict__["noise_multiplier"] = _frozen(phases)
+            phases = tuple((first, sigma * ratio) for first, ratio in schedule.items())
+            self.__dict__["noise_multiplier"] = Schedule(phases)
 
     def _check_noise(self) -> None:
         """Checks the given noise, and sets the default δ."""
         if self.noise_multiplier is None:
             raise ValueError("Pass `epsilon` or `noise_multiplier`, got neither.")
         if isinstance(self.noise_multiplier, Mapping):
-            self.__dict__["noise_multiplier"] = _frozen(self.noise_multiplier)
+            self.__dict__["noise_multiplier"] = Schedule(tuple(self.noise_multiplier.items()))
         # A guarantee without δ states the default one.
         self.__dict__["delta"] = self.guarantee().stated_delta
 
@@ -203,11 +203,6 @@ class PrivacyPlan(PlanTerms):
         )
         hint = run if name in ("noise", "batches", "draws") else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
-
-
-def _frozen(schedule: Mapping[int, float]) -> Mapping[int, float]:
-    """Returns a copy of a schedule that cannot be changed."""
-    return Schedule(tuple(schedule.items()))
 
 
 def _make_sampler(
