@@ -1,15 +1,15 @@
 """Reads configs: functions with keyword arguments that return a `Task`."""
 
+import contextlib
 import dataclasses
 import fnmatch
-import functools
 import hashlib
 import importlib
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,34 +81,36 @@ class Config:
         Raises:
             ConfigError: An argument is unknown, or the function raises an error or returns no task.
         """
-        config = self.replace(**values)
-        given = {name: flag.default for name, flag in config.flags.items()}
+        given = {name: flag.default for name, flag in self.replace(**values).flags.items()}
         grouped: dict[str, Any] = {}
-        for name, parameter in inspect.signature(self.function).parameters.items():
-            if dataclasses.is_dataclass(parameter.default):
+        with _explains(f"Config {self.name} of {self.source}", self.source):
+            for name, parameter in inspect.signature(self.function).parameters.items():
                 shared: Any = parameter.default
-                own = {each.name: given[each.name] for each in dataclasses.fields(shared)}
-                made = functools.partial(dataclasses.replace, shared, **own)
-                grouped[name] = config._called(made)
-            else:
-                grouped[name] = given[name]
-        task = config._called(lambda: self.function(**grouped))
+                if dataclasses.is_dataclass(shared):
+                    own = {each.name: given[each.name] for each in dataclasses.fields(shared)}
+                    grouped[name] = dataclasses.replace(shared, **own)
+                else:
+                    grouped[name] = given[name]
+            task = self.function(**grouped)
         if not isinstance(task, Task):
             raise ConfigError(f"The config {self.name} must return a Task, got {task!r}.")
         return task
 
-    def _called(self, function: Callable[[], Any]) -> Any:
-        try:
-            return function()
-        except ConfigError:
-            raise
-        except Exception as error:  # the user's code can raise any error
-            where = f"Config {self.name} of {self.source}{line_in(self.source, error)}"
-            raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
-
     def described(self) -> dict[str, Any]:
         """Returns the values of all arguments except the seed as JSON values, for summaries."""
         return {name: _plain(f.default) for name, f in self.flags.items() if name != "seed"}
+
+
+@contextlib.contextmanager
+def _explains(what: str, path: str) -> Iterator[None]:
+    """Turns the errors of the user's code into a `ConfigError` with the line of the file."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's code can raise any error
+        where = f"{what}{line_in(path, error)}"
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -174,14 +176,9 @@ def load_configs(path: str | Path) -> dict[str, Config]:
             f"`config` must be a Python file or an installed name, got {path!r}. Pass the path of "
             "an existing file, or a name that `dpoptax configs` lists."
         )
-    try:
+    with _explains(f"Config file {path}", path):
         module, digest = _run(path)
         found = _defined(module)
-    except ConfigError:
-        raise
-    except Exception as error:  # the user's code can raise any error
-        where = f"Config file {path}{line_in(path, error)}"
-        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
     if not found:
         raise ConfigError(
             f"The config file {path} must define a function that returns a Task, got none. "

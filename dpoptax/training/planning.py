@@ -85,8 +85,9 @@ def text(name: str, cost: RunCost) -> str:
         lines.append(("attacks", attacks_text(plan.guarantee())))
         if (other := _balls_in_bins(plan)) is not None:
             lines.append(("or", other))
+    frozen = f" trained, {cost.num_frozen:,} frozen" if cost.num_frozen else ""
     lines += [
-        ("parameters", _parameters(cost)),
+        ("parameters", f"{cost.num_params:,}{frozen}, {_size(cost.params_bytes)}"),
         ("optimizer", f"{_size(cost.state_bytes)} of state"),
         ("one batch", f"{_size(cost.batch_bytes)} of inputs"),
     ]
@@ -164,11 +165,6 @@ def _balls_in_bins(plan: "dpoptax.PrivacyPlan") -> str | None:
         f"σ = {sigma:.5g} and q = {q:.4g} for the same ε with RandomAllocationSampler, where a "
         f"neighbor has one {sampler.unit} that adds zero, not one more or less"
     )
-
-
-def _parameters(cost: RunCost) -> str:
-    frozen = f" trained, {cost.num_frozen:,} frozen" if cost.num_frozen else ""
-    return f"{cost.num_params:,}{frozen}, {_size(cost.params_bytes)}"
 
 
 def _count(tree: Any) -> int:

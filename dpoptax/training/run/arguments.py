@@ -120,11 +120,9 @@ def _strongly_typed(x: Any) -> jax.Array:
     return x.astype(x.dtype) if getattr(x, "weak_type", False) else x
 
 
-def shapes_of(params: Any) -> Any:
-    """Returns shapes, types and shardings of parameters on the devices."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
-    )
+def shapes_of(tree: Any) -> Any:
+    """Returns shapes, types and shardings of arrays on the devices."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def param_specs(params: Any) -> Any:

@@ -34,7 +34,7 @@ from dpoptax.runs import differing
 from dpoptax.training import cache_folder, hosts
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import files
-from dpoptax.training.run.arguments import copied
+from dpoptax.training.run.arguments import copied, shapes_of
 
 FORMAT = 9
 
@@ -263,13 +263,9 @@ class Checkpoints:
         return dict(self._manager.restore(step, args=args)["record"])
 
     def _read_arrays(self, step: int, like: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        target = {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for name, x in like.items()
-        }
         import orbax.checkpoint as ocp
 
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes_of(like)))
         arrays: dict[str, jax.Array] = self._manager.restore(step, args=args)["state"]
         return arrays
 

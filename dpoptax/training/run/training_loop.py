@@ -82,7 +82,8 @@ class TrainingLoop:
         if restored:
             self._announce()
         task = program.task
-        self._bounds = bounds(task.plan, evaluated_steps(task.evaluation_interval, self.last))
+        evaluated = (*range(0, self.last, task.evaluation_interval), self.last)
+        self._bounds = bounds(task.plan, evaluated)
         # The start time of the run if it had not been interrupted.
         spent = self.state.history[-1]["seconds"] if self.state.history else 0.0
         self._began = time.perf_counter() - spent
@@ -279,11 +280,6 @@ class TrainingLoop:
             assert self._identity is not None
             record = {**self._kept, "identity": self._identity.record()}
             checkpoints.save(state.done, (state.params, state.opt_state), record, wait=wait)
-
-
-def evaluated_steps(every: int, last: int) -> tuple[int, ...]:
-    """Returns the step counts at which a run of `last` steps is evaluated."""
-    return (*range(0, last, every), last)
 
 
 class Pace:

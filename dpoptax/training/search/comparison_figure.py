@@ -37,7 +37,8 @@ def _plot_scores(axes: Axes, results: ComparisonResult) -> None:
     methods = results.methods
     score = results.score
     scores = [score.scale * np.array(method.scores) for method in methods]
-    baseline = _baseline(methods)
+    names = [method.name for method in methods]
+    baseline = names.index(_BASELINE) if _BASELINE in names else 0
     first = scores[baseline]
     axes.axvline(first.mean(), color="#BBBBBB", linewidth=1, zorder=0)
     low, digits = -math.inf, 4
@@ -60,14 +61,14 @@ def _plot_scores(axes: Axes, results: ComparisonResult) -> None:
         axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     if low > -math.inf:  # after the points, because it ends the automatic scale on the right
         axes.set_xlim(left=low - 0.5)
-    axes.set_yticks(range(len(methods)), [_short(method) for method in methods], fontsize=9)
+    axes.set_yticks(range(len(names)), [x.replace(" (", "\n(") for x in names], fontsize=9)
     for row, name in enumerate(axes.get_yticklabels()):
         name.set_color(_color(methods, row))
     axes.set_ylim(len(methods) - 0.4, -0.6)
     label(axes, score.label("test"), "")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    title = f"Mean, and difference from {methods[baseline].name}"
+    title = f"Mean, and difference from {names[baseline]}"
     if len(results.seeds) > 1:
         title += " ± standard error"
     axes.set_title(title, fontsize="medium")
@@ -75,13 +76,3 @@ def _plot_scores(axes: Axes, results: ComparisonResult) -> None:
 
 def _color(methods: list[MethodResult], index: int) -> str:
     return COLORS[index % len(COLORS)] if methods[index].private else _NOT_PRIVATE
-
-
-def _baseline(methods: list[MethodResult]) -> int:
-    names = [method.name for method in methods]
-    return names.index(_BASELINE) if _BASELINE in names else 0
-
-
-def _short(method: MethodResult) -> str:
-    """Returns the name of a method with a line break before parentheses."""
-    return str(method.name).replace(" (", "\n(")
