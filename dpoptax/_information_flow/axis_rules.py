@@ -55,7 +55,8 @@ def _axes_after_operand(
     # Between the marks of a clip, its own code adds examples, and bounds the part of each.
     if not rows.digits:
         return rows
-    if _communicates(eqn) or "callback" in name:
+    # Devices of a mesh, or a host function, may combine all values.
+    if named_axes(eqn.effects) or "axis_name" in eqn.params or "callback" in name:
         return None
     # Each turn or device has one example, so nothing within it can combine examples.
     if not rows.axes:
@@ -104,11 +105,6 @@ def _concatenate_slices(parts: Sequence[ExampleAxes], axis: int) -> ExampleAxes 
 
 def _shape(atom: Var | Literal) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
-
-
-def _communicates(eqn: JaxprEqn) -> bool:
-    """Returns whether devices of a mesh exchange values."""
-    return bool(named_axes(eqn.effects)) or "axis_name" in eqn.params
 
 
 def _has_room(
@@ -239,15 +235,6 @@ def _keep_whole(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | No
     return digit if _is_whole_slice(eqn, digit.axis) else None
 
 
-def _top_k(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-    ndim = len(_shape(eqn.invars[0]))
-    return digit if digit.axis != eqn.params.get("axis", -1) % ndim else None
-
-
-def _fft(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-    return _keep_batch(eqn, operand, digit, behind=len(eqn.params["fft_lengths"]))
-
-
 def _window(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     """Keeps an axis whose window has one entry and moves by one."""
     params, axis = eqn.params, digit.axis
@@ -376,7 +363,7 @@ _AXIS_RULES: dict[str, AxisRule] = {
     "dot_general": _move_through_product,
     "dynamic_slice": _keep_whole,
     "dynamic_update_slice": _keep_axis,
-    "fft": _fft,
+    "fft": lambda eqn, *of: _keep_batch(eqn, *of, behind=len(eqn.params["fft_lengths"])),
     "gather": _gather,
     "pad": lambda eqn, _, digit: (
         digit if eqn.params["padding_config"][digit.axis] == (0, 0, 0) else None
@@ -387,7 +374,9 @@ _AXIS_RULES: dict[str, AxisRule] = {
     "squeeze": functools.partial(_drop_axes, name="dimensions"),
     "stack": lambda eqn, _, digit: digit.move(digit.axis + (digit.axis >= eqn.params["axis"])),
     "tile": lambda eqn, _, digit: digit if eqn.params["reps"][digit.axis] == 1 else None,
-    "top_k": _top_k,
+    "top_k": lambda eqn, _, digit: (
+        digit if digit.axis != eqn.params.get("axis", -1) % len(_shape(eqn.invars[0])) else None
+    ),
     "transpose": lambda eqn, _, digit: digit.move(eqn.params["permutation"].index(digit.axis)),
     "unstack": functools.partial(_drop_axes, name="axis"),
 }

@@ -30,7 +30,6 @@ from dpoptax._information_flow.labels import (
     apply_mark,
     condition_label,
     join_labels,
-    manual_axes,
     varying_axes,
 )
 from dpoptax._information_flow.noise_draws import NoiseDraws
@@ -383,6 +382,7 @@ class LabelFollower:
     def _shard_map(self, eqn: JaxprEqn, read: list[Label], around: Label) -> list[Label]:
         devices, (jaxpr,) = self._repeats(eqn, read), subprograms(eqn.params)
         into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
+        mapped: frozenset[Hashable] = eqn.params["newly_manual_axes"]
         given = []
         for i, (label, spec) in enumerate(zip(read, into, strict=True)):
             # Devices get different parts of an array along the mesh axes that it is split over.
@@ -394,7 +394,7 @@ class LabelFollower:
         results = []
         for i, (label, spec) in enumerate(zip(found, out_of, strict=True)):
             whole = devices.leave(label, functools.partial(example_axes.join_devices, spec=spec), i)
-            results.append(dataclasses.replace(whole, varying=whole.varying - manual_axes(eqn)))
+            results.append(dataclasses.replace(whole, varying=whole.varying - mapped))
         return results
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> LoopLabels:

@@ -257,12 +257,6 @@ class LoopLabels:
         return dataclasses.replace(label, rows=rows, joined=joined)
 
 
-def manual_axes(eqn: JaxprEqn) -> frozenset[Hashable]:
-    """Returns the mesh axes that a `jax.shard_map` maps over."""
-    axes: frozenset[Hashable] = eqn.params["newly_manual_axes"]
-    return axes
-
-
 def varying_axes(eqn: JaxprEqn, before: frozenset[Hashable]) -> frozenset[Hashable]:
     """Returns the mesh axes along which devices may have different results.
 

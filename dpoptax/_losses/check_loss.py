@@ -54,29 +54,21 @@ def _check_variables(params: PyTree) -> None:
 
 def check_result(shapes: PyTree, has_aux: bool) -> None:
     """Raises an error if a loss does not return a real scalar, or (scalar, aux)."""
-    is_pair = isinstance(shapes, tuple | list) and len(shapes) == 2
-    if not (is_pair and _is_scalar(shapes[0])):
-        raise TypeError(_explain_result(shapes, has_aux))
-
-
-def _is_scalar(value: PyTree) -> bool:
-    is_array = isinstance(value, jax.ShapeDtypeStruct)
-    return is_array and value.shape == () and jnp.issubdtype(value.dtype, jnp.floating)
-
-
-def _explain_result(shapes: PyTree, has_aux: bool) -> str:
     if has_aux and not (isinstance(shapes, tuple | list) and len(shapes) == 2):
         kind = type(shapes).__name__
-        return f"`loss_fn` must return a pair (loss, aux) for has_aux=True, got {kind}."
+        raise TypeError(f"`loss_fn` must return a pair (loss, aux) for has_aux=True, got {kind}.")
     value = shapes[0]
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     if not is_array or value.shape != ():
         found = f"shape {value.shape}" if is_array else f"a {type(value).__name__}"
-        return (
+        raise TypeError(
             f"`loss_fn` must return a scalar for one example, got {found}. If it returns "
             "(loss, aux), pass has_aux=True."
         )
-    return f"`loss_fn` must return a real float, got {value.dtype}, which has no gradient."
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(
+            f"`loss_fn` must return a real float, got {value.dtype}, which has no gradient."
+        )
 
 
 def warn_of_constants(program: ClosedJaxpr) -> None:

@@ -27,7 +27,8 @@ def find_zero_gradients(loss: Callable[..., jax.Array], *args: PyTree) -> frozen
 
     The result is empty if an argument holds shapes or traced arrays.
     """
-    if not all(map(_is_known, jax.tree.leaves(args))):
+    unknown = jax.ShapeDtypeStruct | jax.core.Tracer
+    if any(isinstance(x, unknown) for x in jax.tree.leaves(args)):
         return frozenset()
     params, *rest = args
     gradient, found = jax.jit(jax.grad(loss)), set(range(len(jax.tree.leaves(params))))
@@ -36,10 +37,6 @@ def find_zero_gradients(loss: Callable[..., jax.Array], *args: PyTree) -> frozen
         # A gradient may be zero at one point by chance, such as behind an inactive ReLU.
         found &= {i for i, g in enumerate(grads) if g.size and not jnp.any(g)}
     return frozenset(found)
-
-
-def _is_known(x: object) -> bool:
-    return not isinstance(x, jax.ShapeDtypeStruct | jax.core.Tracer)
 
 
 def _moved(params: PyTree, seed: int) -> PyTree:

@@ -82,7 +82,10 @@ class _RdpAccountant(rdp.RdpAccountant):
             multiplier = _effective_gaussian_noise_multiplier(event.event)
             if isinstance(multiplier, float):
                 event = attr.evolve(event, event=dpa.GaussianDpEvent(multiplier))
-        if do_compose and _has_cached_curve(event):
+        sampled = isinstance(
+            event, dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent
+        )
+        if do_compose and sampled and isinstance(event.event, dpa.GaussianDpEvent):
             # Only asks whether dp_accounting supports the event. The divergences are computed here.
             refused = super()._maybe_compose(event, count, False)
             if refused is None:
@@ -138,12 +141,6 @@ def _halved(event: Event) -> Event:
             "Poisson sampling or sampling without replacement."
         )
     return event
-
-
-def _has_cached_curve(event: dpa.DpEvent) -> bool:
-    """Returns whether the event is one Gaussian on a sample, whose curve is cached."""
-    sampled = (dpa.PoissonSampledDpEvent, dpa.SampledWithoutReplacementDpEvent)
-    return isinstance(event, sampled) and isinstance(event.event, dpa.GaussianDpEvent)
 
 
 @functools.lru_cache(maxsize=256)

@@ -158,7 +158,8 @@ def check_batches(
     partitions = _row_groups(dataset_size, lengths)
     distinct = [np.unique(each) for each in rows]
     impossible, tests = _findings_under(distinct, law, claimed, partitions)
-    repeats = _repeats(rows, distinct)
+    number = sum(len(a) != len(b) for a, b in zip(rows, distinct, strict=True))
+    repeats = [f"{number:,} batches hold a record twice"] if number else []
     report = BatchReport(
         claimed,
         np.array([len(each) for each in rows]),
@@ -193,11 +194,6 @@ def _rows(batch: ArrayLike | Sample, size: int, step: int) -> Integers:
             f"batch {step}. Leave out padding."
         )
     return rows
-
-
-def _repeats(rows: Sequence[Integers], distinct: Sequence[Integers]) -> list[str]:
-    number = sum(len(a) != len(b) for a, b in zip(rows, distinct, strict=True))
-    return [f"{number:,} batches hold a record twice"] if number else []
 
 
 def _guarantees(
@@ -274,7 +270,8 @@ def _closer_law(
 ) -> str | None:
     """Names a law that the tests do not refute, or an order of the batches, if one fits."""
     known = _unrefuted_law(distinct, claimed, partitions)
-    if known is None and any(_share_a_group(distinct, each) for each in partitions):
+    lengths = [each for each in partitions if each.name == LENGTHS]
+    if known is None and any(_share_a_group(distinct, each) for each in lengths):
         return "batches sorted by length"
     return known or _law_of_hosts(distinct, claimed)
 
@@ -294,8 +291,6 @@ def _unrefuted_law(
 
 def _share_a_group(distinct: Sequence[Integers], partition: Partition) -> bool:
     """True if two records of a batch share their eighth by length twice as often as by chance."""
-    if partition.name != LENGTHS:
-        return False
     tallies = np.array([partition.tally(each) for each in distinct])
     pairs = (tallies * (tallies - 1)).sum()
     return bool(4 * pairs > (tallies.sum(axis=1) * (tallies.sum(axis=1) - 1)).sum())

@@ -125,13 +125,10 @@ def check_data(
 def check_state(
     opt_state: Any, step: int, plan: dpoptax.PrivacyPlan, clip: dpoptax.Clip | float
 ) -> None:
-    """Raises an error unless a state is that of a run of the plan after a number of steps."""
-    _check_chain(opt_state, plan, clip)
-    check_step(opt_state, step)
+    """Raises an error unless a state is that of a run of the plan after a number of steps.
 
-
-def _check_chain(opt_state: Any, plan: dpoptax.PrivacyPlan, clip: dpoptax.Clip | float) -> None:
-    """Raises an error unless the chain starts with the plan's noise."""
+    Its chain must start with the plan's noise.
+    """
     planned = noise_stage(plan, jax.random.key(0), clip).init(jnp.zeros(1))
     found, remedy = dpoptax.ledgers(opt_state), "Pass `optax.chain(plan.new_run().noise(), …)`."
     if len(found) != 1:
@@ -155,6 +152,7 @@ def _check_chain(opt_state: Any, plan: dpoptax.PrivacyPlan, clip: dpoptax.Clip |
             f"The noise of `optimizer` must be the plan's, {wanted}, got {found[0].mechanism}. "
             f"{remedy}"
         )
+    check_step(opt_state, step)
 
 
 def check_step(opt_state: Any, step: int) -> None:

@@ -188,7 +188,7 @@ def prepare(
         options: Any = {"unit": "setting", "delay": 1, "leave": False, "disable": not progress}
         with Bar(candidates, "price", **options) as bar:
             tasks = [task_of(with_flags(one.config, held_out=True, seed=0)) for one in bar]
-    _check_tasks(tasks, sweep)
+    _check_tasks(tasks)
     if tasks is held_out:
         _check_each_priced(candidates, tasks)
     cost, guarantee = price(tasks, sweep, chosen)
@@ -197,7 +197,7 @@ def prepare(
     return Prepared(whole, held_out, candidates, chosen, cost, guarantee)
 
 
-def _check_tasks(tasks: list[Task], sweep: Sweep) -> None:
+def _check_tasks(tasks: list[Task]) -> None:
     """Raises a ConfigError unless a sweep over these tasks has a price."""
     plans = [task.plan for task in tasks if not isinstance(task.plan, PlainPlan)]
     sizes = (cast(Evaluation, task.evaluate).size for task in tasks)
