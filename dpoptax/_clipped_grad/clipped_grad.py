@@ -236,8 +236,16 @@ def _check_devices(
     examples = jax.tree.leaves(batch)
     # Outside `shard_map`, nothing varies over manual axes.
     if batch_axes := frozenset().union(*map(_varying, examples)):
-        for point in points.points:
-            _check_varying(point, batch_axes)
+        leaves = jax.tree_util.tree_leaves_with_path(points.points)
+        for (_, *path), leaf in leaves:
+            if missing := batch_axes - _varying(leaf):
+                name = jax.tree_util.keystr(path) or "the parameter"
+                raise ValueError(
+                    f"Inside `jax.shard_map`, the batch varies over {sorted(missing)}, but {name} "
+                    "does not. Its derivative is the sum over devices before the clip, which would "
+                    "bound sums of several examples. Call `dpoptax.clipped_grad(..., mesh=mesh, "
+                    "axis_name=...)` outside `jax.shard_map` instead."
+                )
     if mesh is None and (sharding := next(filter(None, map(_known_sharding, examples)), None)):
         raise ValueError(
             f"A sharded batch needs a mesh, got a batch sharded by {sharding}. Call "
@@ -251,18 +259,6 @@ def _known_sharding(x: jax.Array) -> jax.sharding.Sharding | None:
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
         return None if x.sharding.is_fully_replicated else x.sharding
     return out_sharding(x)
-
-
-def _check_varying(params: PyTree, batch_axes: frozenset[str]) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if missing := batch_axes - _varying(leaf):
-            name = jax.tree_util.keystr(path) or "the parameter"
-            raise ValueError(
-                f"Inside `jax.shard_map`, the batch varies over {sorted(missing)}, but {name} does "
-                "not. Its derivative is the sum over devices before the clip, which would bound "
-                "sums of several examples. Call `dpoptax.clipped_grad(..., mesh=mesh, "
-                "axis_name=...)` outside `jax.shard_map` instead."
-            )
 
 
 def _varying(x: jax.Array) -> frozenset[str]:

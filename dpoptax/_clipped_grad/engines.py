@@ -146,8 +146,11 @@ def check_options(options: Options) -> None:
         raise ValueError(
             f"`precision` must be 'float32', 'bfloat16' or `None`, got {options.precision!r}."
         )
-    if options.grid is not None:
-        _check_grid(options.grid)
+    if (grid := options.grid) is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
+        raise ValueError(
+            f"`grid` must be a power of two, got {grid}. Take it from "
+            "`dpoptax.extend.fixed_point_grid`."
+        )
     if options.microbatch_size is not None:
         checked_size(options.microbatch_size)
     if options.method in _IN_BACKWARD:
@@ -200,11 +203,3 @@ def _read_and_sum(
     if program.unused:
         _losses.zero_gradients.warn_of_unused(program, points.points[0])
     return sums(program, options.clip, points, examples, factor_dtype=dtype, **over)
-
-
-def _check_grid(grid: float) -> None:
-    if not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
-        raise ValueError(
-            f"`grid` must be a power of two, got {grid}. Take it from "
-            "`dpoptax.extend.fixed_point_grid`."
-        )

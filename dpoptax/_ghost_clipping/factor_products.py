@@ -297,7 +297,8 @@ def _bound_own_products(segment: Segment, error: float) -> tuple[Segment, jax.Ar
     """Returns the norms of the vectors of a segment, and its products of inner products."""
     inner = Segment(*(_gram_matrix(x, x) for x in segment))
     # The diagonal of A Aᵀ holds ‖row_t‖², which S needs, at no further cost.
-    lengths = Segment(*map(_diagonal_norms, inner, _vector_lengths(segment)))
+    sizes = (1 if is_one_hot(x) else x.shape[-1] for x in segment)
+    lengths = Segment(*map(_diagonal_norms, inner, sizes))
     return lengths, _bound_products((segment, segment), inner, (lengths, lengths), error)
 
 
@@ -436,12 +437,9 @@ def _norms_in_range(square: jax.Array, length: int) -> jax.Array:
     return jnp.where(norms < LARGEST_NUMBER, norms, jnp.inf)
 
 
-def _vector_lengths(segment: Segment) -> tuple[int, ...]:
-    """Returns the lengths of the vectors of both factors; 1 for one-hot ones."""
-    return tuple(1 if is_one_hot(x) else x.shape[-1] for x in segment)
-
-
 def _diagonal_norms(inner: jax.Array, length: int) -> jax.Array:
+    """Returns the norms of vectors of a length from their inner products."""
+
     def sliced(inner: jax.Array) -> jax.Array:
         size = inner.shape[-1]
         return inner.reshape(*inner.shape[:-2], size * size)[..., :: size + 1]
@@ -476,18 +474,18 @@ def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
         # ⟨e_a[t], b[t']⟩ = b[t', a[t]]. For one table, a is (B, 1, L) and b (B, 1, L', R).
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, L', L)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
-    return _contract_in_parts("bktr,bksr->bkts", a, b).astype(jnp.float32)
+    return _contract_in_parts(a, b).astype(jnp.float32)
 
 
-def _contract_in_parts(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def _contract_in_parts(a: jax.Array, b: jax.Array) -> jax.Array:
     """Contracts the last axis of both factors, in parts if it is long."""
-    size = a.shape[-1]
+    products, size = partial(contract, "bktr,bksr->bkts"), a.shape[-1]
     if size <= _LONG:
-        return contract(axes, a, b)
+        return products(a, b)
 
     def part(start: jax.Array | int, size: int) -> jax.Array:
         cut = partial(cut_along, start=start, size=size, axis=a.ndim - 1)
-        return contract(axes, cut(a), cut(b))
+        return products(cut(a), cut(b))
 
     count, rest = divmod(size, _PART)
     total = part(count * _PART, rest)  # zeros if nothing is left

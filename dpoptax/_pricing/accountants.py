@@ -82,7 +82,7 @@ def _price(
             "larger `max_batch_size` or `delta`, or accountant='pld' instead of 'rdp'."
         )
     if accountant == "rdp":
-        return _rdp_epsilon(plain, delta - overflow, relation)
+        return float(_rdp_accountant(plain, relation).get_epsilon(delta - overflow))
     # Pricing the truncation takes several times as long, and does not matter if it is rare.
     if only_by_delta or overflow <= 1e-3 * delta:
         parts, delta = plain, delta - overflow
@@ -177,7 +177,7 @@ def guessed_epsilon(plain: Parts, delta: float, relation: dpa.NeighboringRelatio
         similar = [
             (e.similar() if isinstance(e, CustomDpEvent) else e, count) for e, count in plain
         ]
-        return _rdp_epsilon(tuple(similar), delta, relation, FEW_ORDERS)
+        return float(_rdp_accountant(tuple(similar), relation, FEW_ORDERS).get_epsilon(delta))
     # At integer orders, dp_accounting suffices, and `renyi` need not be imported.
     accountant = rdp.RdpAccountant(FEW_ORDERS, relation)
     with _remedy_for_unsupported("rdp", plain, relation):
@@ -221,15 +221,6 @@ def _pairs_of(
 ) -> list[tuple[Pair, int]] | None:
     with _remedy_for_unsupported("pld", parts, relation):
         return privacy_losses.pairs_of(parts, relation, interval)
-
-
-def _rdp_epsilon(
-    parts: Parts,
-    delta: float,
-    relation: dpa.NeighboringRelation,
-    orders: Sequence[float] | None = None,
-) -> float:
-    return float(_rdp_accountant(parts, relation, orders).get_epsilon(delta))
 
 
 def _rdp_accountant(

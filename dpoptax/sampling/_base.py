@@ -271,12 +271,9 @@ class CutSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_batch_size is not None:
-            self._check_largest(self.max_batch_size)
-
-    def _check_largest(self, value: int) -> None:
-        """Stores `max_batch_size` as an int between B and N, or raises."""
-        largest = integer("max_batch_size", value, 1, "choose at least batch_size")
+        if self.max_batch_size is None:
+            return
+        largest = integer("max_batch_size", self.max_batch_size, 1, "choose at least batch_size")
         if not self.batch_size <= largest <= self.dataset_size:
             raise ValueError(
                 f"`max_batch_size` must be between `batch_size`, {self.batch_size}, and "

@@ -85,8 +85,8 @@ class Config:
         grouped: dict[str, Any] = {}
         with _explains(f"Config {self.name} of {self.source}", self.source):
             for name, parameter in inspect.signature(self.function).parameters.items():
-                shared: Any = parameter.default
-                if dataclasses.is_dataclass(shared):
+                if dataclasses.is_dataclass(parameter.default):
+                    shared: Any = parameter.default
                     own = {each.name: given[each.name] for each in dataclasses.fields(shared)}
                     grouped[name] = dataclasses.replace(shared, **own)
                 else:

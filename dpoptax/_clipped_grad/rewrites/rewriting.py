@@ -5,7 +5,7 @@ operands that replaces the operation, or `None`.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import jax
@@ -98,7 +98,9 @@ def evaluate(
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
         replacement = rule(eqn, constants)
-        with _scope(eqn):
+        # The named scope of the equation, for profiles and tests of compiled programs.
+        stack = str(eqn.source_info.name_stack)
+        with jax.named_scope(stack) if stack else nullcontext():
             if replacement is not None:
                 found = replacement(*operands)
                 outputs: Sequence[jax.Array] = found if eqn.primitive.multiple_results else [found]
@@ -106,12 +108,6 @@ def evaluate(
                 outputs = bind(_rewrite_inside(eqn, rule, constants), operands)
         values |= zip(eqn.outvars, outputs, strict=True)
     return [read(v) for v in jaxpr.outvars]
-
-
-def _scope(eqn: JaxprEqn) -> AbstractContextManager[None]:
-    """Returns the named scope of an equation, for profiles and tests of compiled programs."""
-    stack = str(eqn.source_info.name_stack)
-    return jax.named_scope(stack) if stack else nullcontext()
 
 
 def _rewrite_inside(eqn: JaxprEqn, rule: Rule, constants: Constants) -> JaxprEqn:

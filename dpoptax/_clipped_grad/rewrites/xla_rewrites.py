@@ -27,17 +27,13 @@ from dpoptax._clipped_grad.rewrites.rewriting import Constants
 def rule(eqn: JaxprEqn, constants: Constants) -> Callable[..., jax.Array] | None:
     """Returns the replacement of a convolution or pooling, `None` for all other operations."""
     del constants
-    if eqn.primitive is lax.conv_general_dilated_p and _wants_convolution(eqn):
-        return functools.partial(_rewrite_convolution, eqn)
+    if eqn.primitive is lax.conv_general_dilated_p:
+        given, groups = eqn.params["dimension_numbers"], eqn.params["batch_group_count"]
+        wanted = given != _channels_last(len(given.lhs_spec)) or groups > 1
+        return functools.partial(_rewrite_convolution, eqn) if wanted else None
     if eqn.primitive is lax.select_and_scatter_add_p and windows_are_apart(eqn):
         return functools.partial(_rewrite_pooling, eqn)
     return None
-
-
-def _wants_convolution(eqn: JaxprEqn) -> bool:
-    """Returns whether to rewrite a convolution, for its order of axes or batch groups."""
-    given = eqn.params["dimension_numbers"]
-    return given != _channels_last(len(given.lhs_spec)) or eqn.params["batch_group_count"] > 1
 
 
 def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -> jax.Array:
