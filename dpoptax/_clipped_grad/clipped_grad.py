@@ -239,7 +239,7 @@ def _check_devices(
         leaves = jax.tree_util.tree_leaves_with_path(points.points)
         for (_, *path), leaf in leaves:
             if missing := batch_axes - _varying(leaf):
-                name = jax.tree_util.keystr(path) or "the parameter"
+                name = jax.tree_util.keystr(tuple(path)) or "the parameter"
                 raise ValueError(
                     f"Inside `jax.shard_map`, the batch varies over {sorted(missing)}, but {name} "
                     "does not. Its derivative is the sum over devices before the clip, which would "

@@ -22,7 +22,6 @@ from dpoptax._support.jaxprs import (
     ZERO_DERIVATIVE_PRIMITIVES,
     bind,
     carries_gradient,
-    equations,
     subprograms,
     type_of,
 )
@@ -167,11 +166,6 @@ def converges_jointly(name: str) -> bool:
     if name == "regularized_incomplete_beta":
         return jax.__version_info__ < (0, 12)
     return name in JOINT_ON_TPU and jax.default_backend() == "tpu"
-
-
-def converges_jointly_on_tpu(program: Jaxpr) -> bool:
-    """Returns whether a program would iterate a batch jointly if compiled for TPU."""
-    return any(eqn.primitive.name in JOINT_ON_TPU for eqn in equations(program))
 
 
 def _check_operation(eqn: JaxprEqn, program: Jaxpr) -> None:

@@ -17,7 +17,7 @@ from dpoptax._losses.check_loss import (
     warn_of_constants,
 )
 from dpoptax._rounding.block_sums import WholeBatch
-from dpoptax._support.jaxprs import MAY_MIX_EXAMPLES, equations
+from dpoptax._support.jaxprs import JOINT_ON_TPU, MAY_MIX_EXAMPLES, equations
 from dpoptax._support.tree import PyTree
 
 
@@ -66,9 +66,8 @@ class TracedLoss:
         For the default platform, an error is raised earlier. A program may be compiled for another
         platform.
         """
-        if self.is_mapped:
-            return mask
-        if not _losses.example_separation.converges_jointly_on_tpu(self.program.jaxpr):
+        joint = (eqn.primitive.name in JOINT_ON_TPU for eqn in equations(self.program))
+        if self.is_mapped or not any(joint):
             return mask
         return lax.platform_dependent(mask, tpu=jnp.zeros_like, default=lambda mask: mask)
 

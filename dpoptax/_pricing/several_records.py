@@ -51,7 +51,11 @@ class SampledRecordsDpEvent(CustomDpEvent):
         # The price increases with q. The losses of smaller ones are below the grid's resolution.
         probability = max(self.probability, _LEAST_PROBABILITY)
         weights = stats.binom.pmf(drawn, self.records, probability)
-        return mixture_pair(weights, self.noise_multiplier, interval)
+        mixture = _Mixture(weights, self.noise_multiplier)
+        logs, thresholds = mixture.grid(interval)
+        removed = curves.losses(logs, mixture.above(thresholds), interval)
+        added = curves.losses(-logs[::-1], mixture.below(thresholds)[::-1], interval)
+        return Pair(removed, added)
 
 
 def event_of_records(
@@ -104,15 +108,6 @@ def _truncated(event: dpa.TruncatedSubsampledGaussianDpEvent, records: int) -> E
     full = [full_probability(size, q, b - j + 1) for j in drawn.tolist()]
     overflow = float(stats.binom.pmf(drawn, records, q) @ np.asarray(full))
     return cut_event(SampledRecordsDpEvent(event.noise_multiplier, q, records), overflow)
-
-
-def mixture_pair(weights: np.ndarray, sigma: float, interval: float) -> Pair:
-    """Returns losses of P = Σ_j weights[j] N(j, σ²) against Q = N(0, σ²), and of Q against P."""
-    mixture = _Mixture(weights, sigma)
-    logs, thresholds = mixture.grid(interval)
-    removed = curves.losses(logs, mixture.above(thresholds), interval)
-    added = curves.losses(-logs[::-1], mixture.below(thresholds)[::-1], interval)
-    return Pair(removed, added)
 
 
 def _places(low: float, high: float, interval: float) -> np.ndarray:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg
 
 from dpoptax._random.keys import check_key
-from dpoptax.auditing._error_curves import trade_off_curve
+from dpoptax.auditing._error_curves import Array, trade_off_curve
 from dpoptax.auditing._game import Game, leaf_projections
 from dpoptax.auditing._replay import Runs
 from dpoptax.auditing._result import (
@@ -32,7 +31,6 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-Array = NDArray[np.float64]
 
 # Relative to each feature's own variance: far above the rounding of float32 features.
 _JITTER = 1e-10

@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpoptax.auditing._exact_scores import Integers
 from dpoptax.sampling import (
     FixedSizeSampler,
     GroupedPoissonSampler,
@@ -20,8 +20,6 @@ from dpoptax.sampling import (
     ShuffledSampler,
 )
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
-
-Integers = NDArray[np.int64]
 
 NO_POOL = -1
 """The label of records that the step may not draw."""

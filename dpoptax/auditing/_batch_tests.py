@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from dpoptax.auditing._batch_laws import NO_POOL, Count, Draw, Integers, Law, Marked
+from dpoptax.auditing._batch_laws import NO_POOL, Count, Draw, Law, Marked
 from dpoptax.auditing._exact_scores import (
     FALSE_ALARM,
     Array,
     Finding,
+    Integers,
     binomial_scores,
     extremes_p_value,
     hypergeometric_scores,
@@ -115,22 +115,20 @@ class _Scan:
             if not count.possible
         ]
         self._marked[KNOWN] += law.shares(sizes, drawn)
-        for name, chosen in self._known_sets(step).items():
+        last = self._last
+        recent = last >= max(0, step - self._window)
+        # Sets of records that are known before the step, each (N,).
+        known = {NEW: last < 0, PREVIOUS: last == step - 1, RECENT: recent}
+        for name, chosen in known.items():
             for pool, part in zip(self._pools, parts, strict=True):
                 counts = chosen[part].sum(), len(pool), chosen[pool].sum(), len(part)
                 self._marked[name].append(Marked(*map(int, counts)))
         for pool, part, members in zip(self._pools, parts, self._members, strict=True):
             self._add_match(step, len(pool), part)
-            for of, partition, known in zip(self._drawn, self._partitions, members, strict=True):
-                of.append((known, partition.tally(part)))
+            for of, partition, each in zip(self._drawn, self._partitions, members, strict=True):
+                of.append((each, partition.tally(part)))
         self._last[rows] = step
         self._largest = max(self._largest, len(rows))
-
-    def _known_sets(self, step: int) -> dict[str, NDArray[np.bool_]]:
-        """Returns sets of records that are known before the step, each (N,)."""
-        last = self._last
-        recent = last >= max(0, step - self._window)
-        return {NEW: last < 0, PREVIOUS: last == step - 1, RECENT: recent}
 
     def _add_match(self, step: int, pool: int, part: Integers) -> None:
         last = self._last[part]

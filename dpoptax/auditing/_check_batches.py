@@ -11,14 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpoptax.accounting import Guarantee, planned_guarantee
 from dpoptax.accounting._statement import claim_text
-from dpoptax.auditing._batch_laws import (
-    Integers,
-    Law,
-    candidates,
-    law_of,
-)
+from dpoptax.auditing._batch_laws import Law, candidates, law_of
 from dpoptax.auditing._batch_tests import Partition, tests_under
-from dpoptax.auditing._exact_scores import Checked, Finding, rejected
+from dpoptax.auditing._exact_scores import Checked, Finding, Integers, rejected
 from dpoptax.sampling import FixedSizeSampler, Sample, Sampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 

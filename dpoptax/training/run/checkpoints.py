@@ -234,7 +234,9 @@ class Checkpoints:
                 arrays = self._read_arrays(step, _arrays(like))
             else:
                 arrays = {name: _from_text(texts[name], x) for name, x in _arrays(like).items()}
-            state = _rebuild(like, arrays)
+            leaves, structure = jax.tree.flatten(like)
+            found = [arrays.get(f"{index:05d}", leaf) for index, leaf in enumerate(leaves)]
+            state = jax.tree.unflatten(structure, found)
             if _names(state) != record["leaves"]:  # without some metadata, keys become numbers
                 raise ValueError("It has lost the types of its arrays.")
             return state, record
@@ -382,12 +384,6 @@ def _from_text(text: str, like: jax.Array) -> jax.Array:
 def _names(state: Any) -> list[str]:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return [f"{jax.tree_util.keystr(path)}: {x.dtype}{list(x.shape)}" for path, x in leaves]
-
-
-def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
-    leaves, structure = jax.tree.flatten(like)
-    found = [arrays.get(f"{index:05d}", leaf) for index, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(structure, found)
 
 
 def _first_line(error: BaseException) -> str:
