@@ -15,11 +15,7 @@ from dpoptax._losses.microbatch_rule import microbatch_rule
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import trace_loss
 from dpoptax._losses.traced_program import Program, Use
-from dpoptax._losses.zero_gradients import (
-    describe_constant,
-    describe_unused,
-    find_zero_gradients,
-)
+from dpoptax._losses.zero_gradients import describe_constant, describe_unused, find_zero_gradients
 from dpoptax._random.keys import check_key
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of

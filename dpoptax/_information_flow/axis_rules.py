@@ -20,11 +20,7 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from dpoptax._information_flow.example_axes import AxisDigit, ExampleAxes
-from dpoptax._losses.example_separation import (
-    converges_jointly,
-    has_positional_keys,
-    named_axes,
-)
+from dpoptax._losses.example_separation import converges_jointly, has_positional_keys, named_axes
 
 
 def result_axes(

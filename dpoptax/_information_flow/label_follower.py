@@ -42,14 +42,7 @@ from dpoptax._information_flow.source_lines import (
 from dpoptax._pricing.checks import is_hashable
 from dpoptax._rounding.device_sums import names_of
 from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
-from dpoptax._support.marks import (
-    CLIPPED,
-    EXAMPLES,
-    FOLDED,
-    NOISE,
-    RELEASE,
-    SEALED,
-)
+from dpoptax._support.marks import CLIPPED, EXAMPLES, FOLDED, NOISE, RELEASE, SEALED
 
 # Operations that return their operands.
 _IDENTITY_PRIMITIVES = {

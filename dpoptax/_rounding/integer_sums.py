@@ -14,12 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._clips.clip import Clip
-from dpoptax._rounding.block_sums import (
-    ROUNDING_LIMIT,
-    TWO_ROUNDINGS,
-    Rounding,
-    block_rounding,
-)
+from dpoptax._rounding.block_sums import ROUNDING_LIMIT, TWO_ROUNDINGS, Rounding, block_rounding
 from dpoptax._rounding.bounds import UNIT_ROUNDOFF
 from dpoptax._support.marks import ANY_ORDER
 from dpoptax._support.tree import float32_at_least

@@ -24,12 +24,7 @@ from dpoptax.auditing._check_batches import BatchReport, check_batches
 from dpoptax.auditing._check_noise import NoiseReport, check_noise
 from dpoptax.auditing._error_curves import TradeOffCurve, trade_off_curve
 from dpoptax.auditing._exact_scores import Finding
-from dpoptax.auditing._game import (
-    Game,
-    canary_gradient,
-    leaf_projections,
-    linear_loss,
-)
+from dpoptax.auditing._game import Game, canary_gradient, leaf_projections, linear_loss
 from dpoptax.auditing._membership import MembershipReport, membership_report
 from dpoptax.auditing._result import AuditResult, Bound, ThreatModel
 from dpoptax.auditing._worst_example import WorstExample, searched_canary, worst_example

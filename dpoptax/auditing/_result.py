@@ -10,11 +10,7 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpoptax._pricing.trade_off_functions import (
-    TradeOff,
-    approximate_trade_off,
-    gaussian_trade_off,
-)
+from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax._release.ledger import count_releases, is_noise_state
 from dpoptax._release.read_ledger import ledgers, read_ledgers
 from dpoptax._support.rounded import to_decimals

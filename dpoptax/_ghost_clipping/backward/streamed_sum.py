@@ -25,12 +25,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._clips.clipping_functions import PerLayerClip
 from dpoptax._ghost_clipping.backward.batch_devices import ONE_DEVICE, BatchDevices
-from dpoptax._ghost_clipping.backward.part_sums import (
-    GradientPart,
-    PartSums,
-    UseTotal,
-    check_uses,
-)
+from dpoptax._ghost_clipping.backward.part_sums import GradientPart, PartSums, UseTotal, check_uses
 from dpoptax._ghost_clipping.backward.use_sum import Weighing, tau_of_parts
 from dpoptax._losses.trace_loss import Examples
 from dpoptax._losses.traced_program import Program

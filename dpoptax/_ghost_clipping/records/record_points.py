@@ -16,11 +16,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.records.run_block import Arrays, ByIndex, run_block
-from dpoptax._losses.traced_program import (
-    Program,
-    ProgramStep,
-    Use,
-)
+from dpoptax._losses.traced_program import Program, ProgramStep, Use
 from dpoptax._points.points import GradientPoints, weigh
 from dpoptax._rounding.bounds import within_range
 from dpoptax._support.jaxprs import bind

@@ -21,16 +21,8 @@ from jax.typing import DTypeLike
 
 from dpoptax._ghost_clipping.factor_products import FactoredGradients, Segment
 from dpoptax._ghost_clipping.plan import PlannedUse, Product, PullBackCounts
-from dpoptax._ghost_clipping.transformed.cotangents import (
-    FixedTerm,
-    NotFactoredError,
-    OuterSum,
-)
-from dpoptax._ghost_clipping.transformed.pull_back import (
-    CotangentSum,
-    FixedArrays,
-    pull_back,
-)
+from dpoptax._ghost_clipping.transformed.cotangents import FixedTerm, NotFactoredError, OuterSum
+from dpoptax._ghost_clipping.transformed.pull_back import CotangentSum, FixedArrays, pull_back
 from dpoptax._ghost_clipping.transformed.pulled_back_norms import (
     assemble_gradients,
     check_parts,

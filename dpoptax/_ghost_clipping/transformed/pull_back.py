@@ -15,11 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from dpoptax._ghost_clipping.records.run_block import ParameterEvaluator
-from dpoptax._ghost_clipping.transformed.cotangents import (
-    FixedTerm,
-    NotFactoredError,
-    OuterSum,
-)
+from dpoptax._ghost_clipping.transformed.cotangents import FixedTerm, NotFactoredError, OuterSum
 from dpoptax._losses.traced_program import DerivedValue, Parameter, Result
 from dpoptax._support.jaxprs import bind
 from dpoptax._support.xla import materialize

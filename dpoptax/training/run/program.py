@@ -35,12 +35,7 @@ from dpoptax.sampling import Sampler
 from dpoptax.training.data import streaming
 from dpoptax.training.run import arguments, files, seeds
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.step import (
-    Step,
-    make_step,
-    on_one_device,
-    optimizer_digest,
-)
+from dpoptax.training.run.step import Step, make_step, on_one_device, optimizer_digest
 from dpoptax.training.run.step_inputs import Inputs, input_shapes, inputs_of
 from dpoptax.training.task import PlainPlan, Task, least_noise
 

@@ -17,12 +17,7 @@ from dpoptax.training.evaluation import Score
 from dpoptax.training.run import files
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search.comparison import Comparison
-from dpoptax.training.search.results import (
-    ComparisonResult,
-    GridPoint,
-    MethodResult,
-    method_result,
-)
+from dpoptax.training.search.results import ComparisonResult, GridPoint, MethodResult, method_result
 from dpoptax.training.search.trials import (
     Trial,
     held_out_task,
