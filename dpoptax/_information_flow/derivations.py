@@ -98,12 +98,7 @@ class Derivations:
         self._disjoint.add(frozenset((one, other)))
 
     def differ(
-        self,
-        one: Hashable,
-        other: Hashable,
-        *,
-        single: bool,
-        reached: tuple[ProgramPath, ...] = (),
+        self, one: Hashable, other: Hashable, *, single: bool, reached: tuple[ProgramPath, ...] = ()
     ) -> bool:
         """Returns whether two keys differ, or all keys of one array from all of another.
 

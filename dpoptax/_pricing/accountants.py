@@ -67,11 +67,7 @@ def epsilon_of(
 
 @functools.lru_cache(maxsize=4096)
 def _price(
-    parts: Parts,
-    delta: float,
-    accountant: str,
-    relation: dpa.NeighboringRelation,
-    interval: float,
+    parts: Parts, delta: float, accountant: str, relation: dpa.NeighboringRelation, interval: float
 ) -> float:
     plain, overflow, only_by_delta = without_truncation(parts)
     # Only "pld" prices a cut, and not every cut. In all other cases δ must cover it.
@@ -224,9 +220,7 @@ def _pairs_of(
 
 
 def _rdp_accountant(
-    parts: Parts,
-    relation: dpa.NeighboringRelation,
-    orders: Sequence[float] | None = None,
+    parts: Parts, relation: dpa.NeighboringRelation, orders: Sequence[float] | None = None
 ) -> rdp.RdpAccountant:
     with _remedy_for_unsupported("rdp", parts, relation):
         return _pricing.renyi.accountant_of(parts, relation, orders)

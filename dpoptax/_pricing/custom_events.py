@@ -198,12 +198,7 @@ def allocation_event(
 
 
 def banded_allocation_event(
-    noise_multiplier: float,
-    steps: int,
-    *,
-    column: Sequence[float],
-    period: int,
-    overflow: float,
+    noise_multiplier: float, steps: int, *, column: Sequence[float], period: int, overflow: float
 ) -> Event:
     """Returns an event that reveals at least as much as sums with banded noise.
 

@@ -34,9 +34,7 @@ Curves: TypeAlias = Callable[..., Curve]
 
 
 def pair(
-    event: RepeatAndSelectDpEvent | GroupDpEvent,
-    relation: dpa.NeighboringRelation,
-    interval: float,
+    event: RepeatAndSelectDpEvent | GroupDpEvent, relation: dpa.NeighboringRelation, interval: float
 ) -> Pair | None:
     """Returns the privacy losses of an event, or None if it is not private."""
     derive = _group if isinstance(event, GroupDpEvent) else _selected

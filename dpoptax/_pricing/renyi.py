@@ -51,9 +51,7 @@ _LEAST_PROBABILITY = 1e-100
 
 
 def accountant_of(
-    parts: Parts,
-    relation: dpa.NeighboringRelation,
-    orders: Sequence[float] | None = None,
+    parts: Parts, relation: dpa.NeighboringRelation, orders: Sequence[float] | None = None
 ) -> rdp.RdpAccountant:
     """Returns an accountant with all parts, with doubled sensitivity under replace-one.
 

@@ -190,9 +190,7 @@ class _Mixture:
         )
 
     def _sum(
-        self,
-        more: Callable[[float], np.ndarray],
-        less: Callable[[float], np.ndarray],
+        self, more: Callable[[float], np.ndarray], less: Callable[[float], np.ndarray]
     ) -> np.ndarray:
         """Returns Σ_{j ≥ 1} w_j (more − less)⁺."""
         # No term is negative, since each likelihood ratio increases. This only cuts off rounding.

@@ -85,11 +85,7 @@ def hypergeometric_scores(
 
 
 def _scores(
-    above: Array,
-    equal_or_more: Array,
-    below: Array,
-    equal_or_less: Array,
-    rng: np.random.Generator,
+    above: Array, equal_or_more: Array, below: Array, equal_or_less: Array, rng: np.random.Generator
 ) -> Array:
     """Returns scores from both tails, so that neither end loses precision."""
     share = rng.random(np.shape(above))

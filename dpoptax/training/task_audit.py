@@ -60,11 +60,7 @@ class Audited:
 
 
 def audit_task(
-    task: Task,
-    *,
-    trials: int = 20_000,
-    confidence: float = 0.999,
-    progress: bool = False,
+    task: Task, *, trials: int = 20_000, confidence: float = 0.999, progress: bool = False
 ) -> list[Audited]:
     """Attacks the releases of a task and bounds its ε from below.
 

@@ -117,11 +117,7 @@ def _form_used_gradients(plan: Plan, records: Records) -> Iterator[tuple[int, ja
 
 
 def _form_use(
-    use: Use,
-    pairs: Sequence[WeightedPair],
-    dtype: DTypeLike | None,
-    *,
-    rounded: bool = False,
+    use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None, *, rounded: bool = False
 ) -> jax.Array:
     """Forms per-example gradients of a used value, (B, ...).
 

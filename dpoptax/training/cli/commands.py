@@ -168,10 +168,7 @@ def _suggest(paths: list[str], options: list[str]) -> int:
             "`dpoptax plan --suggest` needs a compute budget. Pass --examples or --flops."
         )
     suggestion = dpoptax.accounting.suggest_plan(
-        dataset_size=given.dataset_size,
-        epsilon=given.epsilon,
-        delta=given.delta,
-        examples=examples,
+        dataset_size=given.dataset_size, epsilon=given.epsilon, delta=given.delta, examples=examples
     )
     print(suggestion)
     print("This is for Poisson sampling. `dpoptax plan` says if balls_in_bins needs less noise.")

@@ -51,11 +51,7 @@ def make_step(
 
 
 def _gradient(
-    task: Task,
-    state: tuple[Any, Any],
-    inputs: Inputs,
-    frozen: Any,
-    mesh: jax.sharding.Mesh | None,
+    task: Task, state: tuple[Any, Any], inputs: Inputs, frozen: Any, mesh: jax.sharding.Mesh | None
 ) -> Any:
     """Returns the clipped sum of a step, or the mean gradient of a baseline."""
     params, opt_state = state

@@ -323,12 +323,7 @@ def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
 
 
 def _publish(
-    row: TrialResult,
-    config: Config,
-    found: dict[str, Any],
-    params: Path,
-    cost: Price,
-    sweep: Sweep,
+    row: TrialResult, config: Config, found: dict[str, Any], params: Path, cost: Price, sweep: Sweep
 ) -> dict[str, Any]:
     """Writes best/: parameters and config of the best trial, and its test accuracy."""
     task = with_flags(config, held_out=False).task()
