@@ -208,23 +208,19 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
     return NormBounds(jnp.maximum(square, 0.0) + _lost_products(segments, sizes), absolute)
 
 
-class PositionSums(NamedTuple):
-    """Holds sums over all positions but one, (B, L) each, whose sums over L bound n² and S."""
+def inner_product_sums(segments: list[Segment], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+    """Returns sums over all positions but one, (B, L) each, whose sums over L bound n² and S.
 
-    products: jax.Array
-    lengths: jax.Array
-
-
-def inner_product_sums(segments: list[Segment], sizes: Sizes) -> PositionSums:
-    """Returns the sums of `measure` with "gram", for one segment that is not stacked."""
+    They are those of `measure` with "gram", for one segment that is not stacked.
+    """
     (segment,) = segments
     lengths, bound = _bound_own_products(segment, _chain_error(segments, sizes))
     products = lax.optimization_barrier(jnp.sum(bound, axis=-1))
-    return PositionSums(products[:, 0], (lengths.rows * lengths.columns)[:, 0])
+    return products[:, 0], (lengths.rows * lengths.columns)[:, 0]
 
 
 def measure_together(
-    sums: list[PositionSums], gradients: list[tuple[list[Segment], Sizes]]
+    sums: list[tuple[jax.Array, jax.Array]], gradients: list[tuple[list[Segment], Sizes]]
 ) -> list[NormBounds]:
     """Returns the norm bounds of gradients with equally many positions, by few kernels."""
     products, lengths = (jnp.sum(jnp.stack(each), axis=-1) for each in zip(*sums, strict=True))

@@ -14,7 +14,7 @@ from dpoptax._information_flow.entry_facts import DISTINCT_FACTS
 from dpoptax._information_flow.example_axes import LEADING_AXIS
 from dpoptax._information_flow.label_follower import LARGE_SIZE, LabelFollower, typed_label
 from dpoptax._information_flow.labels import Content, Label, shown_kind
-from dpoptax._information_flow.source_lines import source_of_result, type_text
+from dpoptax._information_flow.source_lines import source_of_result
 from dpoptax._support.serialization import key_to_data
 from dpoptax._support.tree import PyTree, nnx_kinds
 
@@ -203,7 +203,7 @@ def information_flow(
         return Shown(path, kind, kind_of, where, because)
 
     shown = [
-        shown_as(path, label, bool(of), type_text(var), source_of_result(traced.jaxpr, var))
+        shown_as(path, label, bool(of), var.aval.str_short(), source_of_result(traced.jaxpr, var))
         for path, label, var, of in zip(
             paths, results, traced.jaxpr.outvars, _stage_fields(shapes), strict=True
         )

@@ -33,12 +33,7 @@ from dpoptax._information_flow.labels import (
     varying_axes,
 )
 from dpoptax._information_flow.noise_draws import NoiseDraws
-from dpoptax._information_flow.source_lines import (
-    quoted_line,
-    source_line,
-    type_text,
-    uses_own_table,
-)
+from dpoptax._information_flow.source_lines import quoted_line, source_line, uses_own_table
 from dpoptax._pricing.checks import is_hashable
 from dpoptax._rounding.device_sums import names_of
 from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
@@ -112,7 +107,9 @@ class LabelFollower:
             for var in jaxpr.constvars
         }
         large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE_SIZE]
-        self.closed_over |= {type_text(var): None for var in large if not _is_table(jaxpr, var)}
+        self.closed_over |= {
+            var.aval.str_short(): None for var in large if not _is_table(jaxpr, var)
+        }
         labels |= dict(zip(jaxpr.invars, given, strict=True))
 
         def label(atom: Var | Literal) -> Label:

@@ -2,23 +2,8 @@
 
 import contextlib
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
 
 from dpoptax._information_flow.derivations import Derivations, ProgramPath
-
-
-class _NoiseDraw(NamedTuple):
-    """Describes one draw.
-
-    Attributes:
-      key: the number of its key, or of an array of keys.
-      place: its place in the program.
-      single: whether it uses a single key.
-    """
-
-    key: Hashable
-    place: ProgramPath
-    single: bool
 
 
 class NoiseDraws:
@@ -29,7 +14,9 @@ class NoiseDraws:
 
     def __init__(self, derivations: Derivations) -> None:
         self._derivations = derivations
-        self._draws: list[_NoiseDraw] = []
+        # For each draw, the number of its key, or of an array of keys, its place in the program,
+        # and whether it uses a single key.
+        self._draws: list[tuple[Hashable, ProgramPath, bool]] = []
         self._branches: set[int] = set()
         self._judged = True
 
@@ -42,13 +29,13 @@ class NoiseDraws:
         if not self._judged:
             return False
         found = any(
-            self._both_run(place, draw.place)
+            self._both_run(place, there)
             and not self._derivations.differ(
-                key, draw.key, single=single and draw.single, reached=(place, draw.place)
+                key, other, single=single and alone, reached=(place, there)
             )
-            for draw in self._draws
+            for other, there, alone in self._draws
         )
-        self._draws.append(_NoiseDraw(key, place, single))
+        self._draws.append((key, place, single))
         return found
 
     @contextlib.contextmanager

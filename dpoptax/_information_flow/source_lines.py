@@ -4,7 +4,6 @@ import linecache
 import pathlib
 import re
 import sysconfig
-from typing import Any
 
 import optax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -22,11 +21,6 @@ _TABLES_FOLDER = str(pathlib.Path(__file__).parents[1] / "_random")
 _SUPPORT_FOLDER = str(pathlib.Path(__file__).parents[1] / "_support")
 _FRAME_LIMIT = 100
 _CODE_LENGTH = 60
-
-
-def type_text(atom: Any) -> str:
-    """Returns shape and dtype of an array as a short text."""
-    return atom.aval.str_short()
 
 
 def source_of_result(jaxpr: Jaxpr, atom: Var | Literal) -> str:

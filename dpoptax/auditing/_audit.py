@@ -1,6 +1,5 @@
 """Audits a training step by distinguishing many runs, with a learned score."""
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -90,15 +89,15 @@ def audit(
     claim = claim_of(game.sampler, lambda: state_after(game, runs.releases), delta, claimed_epsilon)
     probability = game.sampler.sampling_probability if threat_model == "white-box" else 1.0
     learning = max(trials // 4, 8)
-    attack = _learn(
+    name, score, threshold, thresholds = _learn(
         *(features[:learning] for features in seen),
         probability=probability,
         delta=delta,
         significance=1 - confidence,
     )
-    inside, outside = (attack.score(features[learning:]) for features in seen)
+    inside, outside = (score(features[learning:]) for features in seen)
     bound = CanaryScoreAuditor(inside, outside).epsilon_clopper_pearson(
-        1 - confidence, delta, one_sided=False, threshold_strategy=Explicit(attack.threshold)
+        1 - confidence, delta, one_sided=False, threshold_strategy=Explicit(threshold)
     )
     return AuditResult(
         epsilon_lower_bound=float(bound),
@@ -106,33 +105,16 @@ def audit(
         confidence=confidence,
         trials=trials,
         threat_model=threat_model,
-        attack=attack.name,
+        attack=name,
         seconds=time.perf_counter() - start,
-        evidence=trade_off_curve(inside, outside, attack.thresholds, confidence=confidence),
+        evidence=trade_off_curve(inside, outside, thresholds, confidence=confidence),
         **claim,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Attack:
-    """Holds a score of features (runs, steps, F) → (runs,), higher with the canary.
-
-    Attributes:
-      name: the name of the score.
-      score: the function from features to scores.
-      threshold: the threshold that proves the largest ε.
-      thresholds: the thresholds of a curve.
-    """
-
-    name: str
-    score: Callable[[Array], Array]
-    threshold: float
-    thresholds: Array
-
-
 def _learn(
     inside: Array, outside: Array, *, probability: float, delta: float, significance: float
-) -> _Attack:
+) -> tuple[str, Callable[[Array], Array], float, Array]:
     """Chooses the score and the threshold that prove the largest ε on the given runs.
 
     The features of all steps are whitened with the mean and covariance of the runs without the
@@ -151,6 +133,10 @@ def _learn(
       probability: q, the probability of the canary in a step.
       delta: δ of the bound.
       significance: 1 − confidence.
+
+    Returns:
+      The name of the score; the score, (runs, steps, F) → (runs,), higher with the canary; its
+      threshold; and the thresholds of a curve.
     """
     scores = _scores(inside, outside, probability)
     found = [
@@ -161,7 +147,7 @@ def _learn(
     # Equally many thresholds in each tail, which has at least ten runs.
     fractions = np.geomspace(10 / len(outside), 0.5, _CURVE // 2)
     tails = np.quantile(score(outside), 1 - fractions), np.quantile(score(inside), fractions)
-    return _Attack(name, score, threshold, np.unique(np.concatenate(tails)))
+    return name, score, threshold, np.unique(np.concatenate(tails))
 
 
 def _scores(
