@@ -181,8 +181,7 @@ def _keeps_entries(eqn: JaxprEqn) -> bool:
 
 def _is_wide(atom: Var | Literal) -> bool:
     """Returns whether the array holds integers that can count the entries of an array."""
-    dtype = type_of(atom).dtype
-    return jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4
+    return is_integer(atom) and type_of(atom).dtype.itemsize >= 4
 
 
 def _size(atom: Var | Literal) -> int:

@@ -201,22 +201,16 @@ def _privacy_losses(
     if rough > 2000:
         # About 10^6 losses up to ε.
         interval = max(interval, 1e-6 * rough)
-    pairs = _pairs_of(parts, relation, interval)
-    if any(isinstance(event, _DERIVED) for event, _ in parts):
-        return pairs, interval
-    # The grid moves each loss by up to an interval, which adds up over many small losses.
-    # `blur` is 0, which ends the loop, if the next grid would be too large.
-    while pairs and composition.blur(pairs, interval) > _BLUR:
-        interval /= 4
-        pairs = _pairs_of(parts, relation, interval)
-    return pairs, interval
-
-
-def _pairs_of(
-    parts: Parts, relation: dpa.NeighboringRelation, interval: float
-) -> list[tuple[Pair, int]] | None:
     with _remedy_for_unsupported("pld", parts, relation):
-        return privacy_losses.pairs_of(parts, relation, interval)
+        pairs = privacy_losses.pairs_of(parts, relation, interval)
+        if any(isinstance(event, _DERIVED) for event, _ in parts):
+            return pairs, interval
+        # The grid moves each loss by up to an interval, which adds up over many small losses.
+        # `blur` is 0, which ends the loop, if the next grid would be too large.
+        while pairs and composition.blur(pairs, interval) > _BLUR:
+            interval /= 4
+            pairs = privacy_losses.pairs_of(parts, relation, interval)
+    return pairs, interval
 
 
 def _rdp_accountant(

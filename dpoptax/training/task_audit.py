@@ -118,10 +118,6 @@ class _Audit:
     def clip(self) -> dpoptax.Clip | float:
         return cast(dpoptax.Clip | float, self.task.applied_clip)
 
-    @property
-    def noise(self) -> optax.GradientTransformation:
-        return cast(optax.GradientTransformation, self.program.noise())
-
     def one_release(self, batch_size: int) -> optax.GradientTransformation:
         """Returns the noise stage for one full batch of this size."""
         plan = dpoptax.PrivacyPlan(
@@ -187,7 +183,7 @@ def _attacks(run: _Audit, trials: int) -> Iterator[tuple[str, str, _Attack]]:
     poisson = type(run.plan.sampler) is sampling.PoissonSampler
     runs = max(trials if poisson else trials // _REPLAYED, 64)
     views: dict[auditing.ThreatModel, optax.GradientTransformation] = {
-        "white-box": run.noise,
+        "white-box": cast(optax.GradientTransformation, run.program.noise()),
         "last-iterate": run.program.chain(),
     }
     for view, transform in views.items():

@@ -79,8 +79,10 @@ class TrainingLoop:
         self.last = max(self.state.done, steps)
         with phases("compiling the training step"):
             self._step = compiled_step(program.step(), self._arguments(), program.mesh)
-        if restored:
-            self._announce()
+        if restored and context.checkpoints is not None:
+            folder = context.checkpoints.directory.parent
+            done = f"after step {self.state.done} of {self.last}"
+            phases.announce(f"continues the run in {folder} {done}")
         task = program.task
         evaluated = (*range(0, self.last, task.evaluation_interval), self.last)
         self._bounds = bounds(task.plan, evaluated)
@@ -147,13 +149,6 @@ class TrainingLoop:
             self.context.observe(entry)
         self.state = State(record["step"], params, opt_state, history)
         return True
-
-    def _announce(self) -> None:
-        """Says from which step the run continues."""
-        assert self.context.checkpoints is not None
-        folder = self.context.checkpoints.directory.parent
-        text = f"continues the run in {folder} after step {self.state.done} of {self.last}"
-        self.context.phases.announce(text)
 
     def take_remaining_steps(self) -> None:
         """Takes the remaining steps."""
