@@ -97,18 +97,15 @@ def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     # Outside of a trace, each operation runs separately and stores its result.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in chosen):
         return tree
-    stored = dict(zip(chosen, _store([leaves[i] for i in chosen]), strict=True))
-    found: Tree = jax.tree.unflatten(structure, [stored.get(i, x) for i, x in enumerate(leaves)])
-    return found
-
-
-def _store(arrays: list[jax.Array]) -> list[jax.Array]:
+    arrays = [leaves[i] for i in chosen]
     barriers = dict.fromkeys(("cuda", "rocm", "tpu"), lax.optimization_barrier)
     with jax.named_scope("materialize"):  # tests/clipped_grad/hlo_test.py looks for this name
-        stored: list[jax.Array] = lax.platform_dependent(
+        arrays = lax.platform_dependent(
             arrays, cpu=_through_branch, **barriers, default=_after_empty_loop
         )
-    return stored
+    stored = dict(zip(chosen, arrays, strict=True))
+    found: Tree = jax.tree.unflatten(structure, [stored.get(i, x) for i, x in enumerate(leaves)])
+    return found
 
 
 def _through_branch(arrays: list[jax.Array]) -> list[jax.Array]:

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import inspect
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import docstring_parser
 
 from dpoptax.training import named_configs
-from dpoptax.training.errors import ConfigError, line_in, unknown_name
+from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.task import Task
 
 
@@ -103,13 +104,14 @@ class Config:
 
 @contextlib.contextmanager
 def _explains(what: str, path: str) -> Iterator[None]:
-    """Turns the errors of the user's code into a `ConfigError` with the line of the file."""
+    """Turns an error of the user's code into a `ConfigError` that names the last line of a file."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:  # the user's code can raise any error
-        where = f"{what}{line_in(path, error)}"
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        where = f"{what}, line {lines[-1]}" if lines else what
         raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import traceback
 from collections.abc import Iterable, Iterator
 
 
@@ -45,9 +44,3 @@ def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigE
         allowed = f"one of {len(names)} names such as {', '.join(names[:3])}"
     subject = f"`{field}`" if field.isidentifier() else field
     return ConfigError(f"{subject} must be {allowed}, got {value!r}.{meant}")
-
-
-def line_in(path: str, error: BaseException) -> str:
-    """Returns ", line N" with the last line of `path` in the error's traceback, or ""."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    return f", line {lines[-1]}" if lines else ""

@@ -58,7 +58,9 @@ def _find_replacement(eqn: JaxprEqn, constants: Constants) -> Callable[..., Any]
         _check_sparse(eqn.primitive.name)
         return _no_numbers
     if eqn.primitive is lax.select_and_scatter_add_p:
-        return None if windows_are_apart(eqn) else _add_windows
+        # Windows that overlap are added one place in the window after the other.
+        apart = windows_are_apart(eqn)
+        return None if apart else lambda eqn, *of: select_and_place(*of, **eqn.params)
     if eqn.primitive not in (*_SUMS, lax.scatter_mul_p, lax.scatter_p):
         return None
     dtype = type_of(eqn.invars[0]).dtype
@@ -213,11 +215,6 @@ def _apply_in_turn(
 
     found: jax.Array = lax.fori_loop(0, math.prod(sizes), step, operand)
     return found
-
-
-def _add_windows(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> jax.Array:
-    """Adds the gradients of windows that overlap, one place in the window after the other."""
-    return select_and_place(source, operand, **eqn.params)
 
 
 def _check_sparse(name: str) -> None:
