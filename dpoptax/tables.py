@@ -25,11 +25,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpoptax import _pricing
-from dpoptax._pricing.checks import integer
 from dpoptax._random.discrete_gaussian import discrete_gaussian
 from dpoptax._random.keys import check_noise_key, words_of
 from dpoptax._release.fixed_point import stddev_in_steps
 from dpoptax._release.ledger import check_noise_and_batch_size
+from dpoptax._support.argument_checks import integer
 
 if TYPE_CHECKING:
     from dpoptax._pricing.privacy_event import PrivacyEvent

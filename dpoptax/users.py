@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpoptax._pricing.checks import integer, seed_integer
+from dpoptax._support.argument_checks import integer, seed_integer
 from dpoptax._support.tree import PyTree, kind_of
 from dpoptax.sampling import Sampler
 

@@ -28,7 +28,7 @@ from dpoptax._clips.clip import Clip
 from dpoptax._losses.read_program import read_program
 from dpoptax._losses.trace_loss import Examples, TracedLoss
 from dpoptax._points.points import GradientPoints
-from dpoptax._pricing.checks import integer
+from dpoptax._support.argument_checks import integer
 from dpoptax._support.tree import PyTree
 from dpoptax._support.xla import device_of, rounds_products
 

@@ -34,8 +34,8 @@ from dpoptax._information_flow.labels import (
 )
 from dpoptax._information_flow.noise_draws import NoiseDraws
 from dpoptax._information_flow.source_lines import quoted_line, source_line, uses_own_table
-from dpoptax._pricing.checks import is_hashable
 from dpoptax._rounding.device_sums import names_of
+from dpoptax._support.argument_checks import is_hashable
 from dpoptax._support.jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
 from dpoptax._support.marks import CLIPPED, EXAMPLES, FOLDED, NOISE, RELEASE, SEALED
 

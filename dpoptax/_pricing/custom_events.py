@@ -11,7 +11,6 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
 from dpoptax._pricing import curves, random_allocation
-from dpoptax._pricing.checks import number
 from dpoptax._pricing.events import (
     MULTIPLIERS,
     CustomDpEvent,
@@ -23,6 +22,7 @@ from dpoptax._pricing.events import (
     unsupported,
     without_truncation,
 )
+from dpoptax._support.argument_checks import number
 
 
 @attr.frozen

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from dpoptax._pricing.checks import integer, number
+from dpoptax._support.argument_checks import integer, number
 
 Phases: TypeAlias = tuple[tuple[int, float], ...]
 """First step and noise multiplier of each phase, from step 0 on, in order."""

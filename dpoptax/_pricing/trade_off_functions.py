@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
-from dpoptax._pricing.checks import number
+from dpoptax._support.argument_checks import number
 
 # The relative tolerance of μ, the largest μ, and the points between two pairs of a profile.
 _TOLERANCE, _MOST_MU, _FINER = 2e-5, 1e3, 100

@@ -11,9 +11,10 @@ import numpy as np
 import optax
 
 from dpoptax._random.keys import two_words
+from dpoptax._support.argument_checks import check_known
 from dpoptax._support.host_communication import check_same_on_hosts
 from dpoptax._support.serialization import SerializableState, register
-from dpoptax._support.tree import PyTree, check_arrays, check_known, kind_of
+from dpoptax._support.tree import PyTree, check_arrays, kind_of
 
 if TYPE_CHECKING:
     from dpoptax._pricing.noise_schedule import Phases

@@ -1,1 +1,1 @@
-"""Helpers for pytrees, traced programs, the compiler, numbers in texts and stored states."""
+"""Helpers for arguments, pytrees, traced programs, the compiler, numbers in texts and states."""

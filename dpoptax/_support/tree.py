@@ -1,6 +1,5 @@
 """Provides helpers for pytrees: state lookup, checks of parameters and batches, and dtypes."""
 
-import math
 import numbers
 from typing import Any, TypeAlias, TypeVar
 
@@ -73,45 +72,6 @@ def no_params(stage: str) -> ValueError:
         f"The `update` of {stage} needs `params`, got None. Call `tx.update(grads, opt_state, "
         "params)`."
     )
-
-
-def check_known(**values: object) -> None:
-    """Raises an error if a value is not a Python number.
-
-    `optax.inject_hyperparams` makes arrays, which are not Python numbers.
-    """
-    for name, value in values.items():
-        if isinstance(value, jax.Array):
-            raise TypeError(
-                f"`{name}` must be a Python number, known before `jit`, got {value!r}. "
-                "`optax.inject_hyperparams` turns all numbers into arrays except those in "
-                "`static_args`. List all except the learning rate there, or wrap a function of "
-                "only the learning rate that returns the chain."
-            )
-        if not isinstance(value, numbers.Real):
-            raise TypeError(f"`{name}` must be a Python number, got {value!r}.")
-
-
-def check_decays(**decays: float) -> None:
-    """Raises an error if a decay is not a Python number in [0, 1)."""
-    check_known(**decays)
-    for name, value in decays.items():
-        if not 0.0 <= value < 1.0:
-            raise ValueError(f"`{name}` must be in [0, 1), got {value}.")
-
-
-def check_stddev(stddev: float, *, zero: bool = True) -> None:
-    """Raises an error if `stddev` is not a finite, non-negative Python number.
-
-    With `zero=False` it must be positive.
-    """
-    check_known(stddev=stddev)
-    if not (math.isfinite(stddev) and (stddev > 0.0 or (zero and stddev == 0.0))):
-        raise ValueError(
-            f"`stddev` must be finite and {'non-negative' if zero else 'positive'}, got {stddev}. "
-            "Pass the standard deviation of the noise in each coordinate, for example from "
-            "`dpoptax.extend.noise_stddev`."
-        )
 
 
 def float32_at_least(*arrays: jax.Array) -> jnp.dtype:

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 
 from dpoptax._pricing import accountants
-from dpoptax._pricing.checks import (
-    Accountant,
-    check_accountant,
-    check_delta,
-    integer,
-    number,
-    relation_named,
-)
+from dpoptax._pricing.checks import Accountant, check_accountant, check_delta, relation_named
 from dpoptax._pricing.events import parts_of, without_truncation
 from dpoptax._pricing.noise_schedule import phases_of, scaled
 from dpoptax._pricing.privacy_event import Composable, other_events
+from dpoptax._support.argument_checks import integer, number
 from dpoptax.accounting._run_event import event_of, run_event, sampler_of, scheme_of
 
 if TYPE_CHECKING:

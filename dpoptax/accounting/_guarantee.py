@@ -16,8 +16,6 @@ from dpoptax._pricing.checks import (
     Unit,
     check_accountant,
     check_delta,
-    integer,
-    number,
     relation_named,
 )
 from dpoptax._pricing.events import SHAPES
@@ -29,6 +27,7 @@ from dpoptax._pricing.privacy_event import (
     privacy_event,
 )
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, least_mu
+from dpoptax._support.argument_checks import integer, number
 from dpoptax.accounting import _statement
 from dpoptax.accounting._statement import BLANK
 

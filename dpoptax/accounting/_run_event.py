@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 import dp_accounting as dpa
 
 from dpoptax._pricing import noise_schedule
-from dpoptax._pricing.checks import ADD_OR_REMOVE, number
+from dpoptax._pricing.checks import ADD_OR_REMOVE
 from dpoptax._pricing.events import joint_multiplier, poisson_event
 from dpoptax._pricing.privacy_event import PrivacyEvent, composed
+from dpoptax._support.argument_checks import number
 from dpoptax._support.fingerprints import seed_fingerprint
 
 if TYPE_CHECKING:

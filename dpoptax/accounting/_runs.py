@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dpoptax._pricing.checks import Accountant, check_delta, integer
+from dpoptax._pricing.checks import Accountant, check_delta
 from dpoptax._pricing.noise_schedule import phases_of
 from dpoptax._pricing.privacy_event import Composable, PrivacyEvent, other_events
+from dpoptax._support.argument_checks import integer
 from dpoptax.accounting._guarantee import Guarantee, NoisyReleases
 from dpoptax.accounting._run_event import (
     Scheme,

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import math
 
-from dpoptax._pricing.checks import Accountant, integer, number
+from dpoptax._pricing.checks import Accountant
+from dpoptax._support.argument_checks import integer, number
 from dpoptax._support.rounded import to_decimals
 from dpoptax.accounting._calibration import calibrate
 from dpoptax.sampling import PoissonSampler

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dpoptax._pricing.checks import number
+from dpoptax._support.argument_checks import number
 from dpoptax.auditing._exact_scores import FALSE_ALARM, Array, Checked, Finding, spread_p_value
 
 

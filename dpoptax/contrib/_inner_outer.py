@@ -2,7 +2,7 @@
 
 import optax
 
-from dpoptax._support.tree import check_decays
+from dpoptax._support.argument_checks import check_decays
 from dpoptax.filters._pmlf import momentum_weights, track_last_iterates
 
 

@@ -10,7 +10,8 @@ from jax.typing import DTypeLike
 
 from dpoptax._clipped_sum.clipped_sum import check_released
 from dpoptax._points.points import track_iterates
-from dpoptax._support.tree import PyTree, check_known
+from dpoptax._support.argument_checks import check_known
+from dpoptax._support.tree import PyTree
 
 
 def disk(

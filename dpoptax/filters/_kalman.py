@@ -9,7 +9,8 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._clipped_sum.clipped_sum import check_released
-from dpoptax._support.tree import PyTree, check_decays, check_stddev
+from dpoptax._support.argument_checks import check_decays, check_stddev
+from dpoptax._support.tree import PyTree
 from dpoptax.filters._disk import kalman_step
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._support.tree import PyTree, check_decays, check_known, check_stddev, float32_at_least
+from dpoptax._support.argument_checks import check_decays, check_known, check_stddev
+from dpoptax._support.tree import PyTree, float32_at_least
 from dpoptax.filters._low_pass import LowPassState, low_pass
 
 

@@ -6,7 +6,7 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._points.points import track_iterates
-from dpoptax._support.tree import check_known
+from dpoptax._support.argument_checks import check_known
 from dpoptax.filters._coefficients import resolve_preset
 from dpoptax.filters._low_pass import low_pass
 

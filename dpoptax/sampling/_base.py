@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, get_args
 import numpy as np
 
 from dpoptax import _pricing
-from dpoptax._pricing.checks import Unit, integer, seed_integer
+from dpoptax._pricing.checks import Unit
+from dpoptax._support.argument_checks import integer, seed_integer
 from dpoptax.sampling._draws import OVERFLOW_PROBABILITY, Draws, Pcg64, largest_draw
 
 if TYPE_CHECKING:

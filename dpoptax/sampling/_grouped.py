@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpoptax import _pricing
-from dpoptax._pricing.checks import integer, number
+from dpoptax._support.argument_checks import integer, number
 from dpoptax.sampling._base import CutSampler, Sample, checked_step
 from dpoptax.sampling._draws import RARE_OVERFLOW_PROBABILITY
 
