@@ -161,8 +161,12 @@ def _in_microbatches(sums: MaskedSum, microbatch_size: int | None) -> MaskedSum:
             accumulator=kinds,
             in_axes=(0, 0),
         )(batch, mask)
-        total = jax.tree.map(lambda x, like: x.astype(like.dtype), total, like)
-        return total, jax.tree.map(lambda x: x[:examples], aux)
+
+        def finish(x: jax.Array, like: jax.Array) -> jax.Array:
+            # A compensated sum of floats is complex.
+            return x if x.dtype == like.dtype else x.real.astype(like.dtype)
+
+        return jax.tree.map(finish, total, like), jax.tree.map(lambda x: x[:examples], aux)
 
     return run
 
@@ -221,7 +225,7 @@ def _add(carry: PyTree, value: PyTree, part: jax.Array) -> PyTree:
 _COMPENSATED_SUM = microbatching.Accumulator(
     init=_zeros,
     update=_add,
-    finalize=lambda carry: jax.tree.map(jnp.real, carry),
+    finalize=lambda carry: carry,
     # Only `micro_vmap` aggregates. It is not used here.
     aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
 )

@@ -310,6 +310,13 @@ def test_many_microbatches_of_a_small_dtype_round_once(dtype):
     assert (found.dtype, float(found)) == (dtype, 2048.0)
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_microbatches_keep_imaginary_parts(size):
+    total = dpoptax.extend.in_microbatches(lambda x, mask: (jnp.sum(x, where=mask), None), size)
+    found, _ = total(jnp.full(20, 1 + 2j), np.ones(20, bool))
+    assert (found.dtype, complex(found)) == (jnp.complex64, 20 + 40j)
+
+
 def test_groups_one_after_the_other_give_the_same(monkeypatch):
     """Checks products of stacked layers in the order of TPUs."""
     rng, sizes = np.random.default_rng(0), (3, 256, 8)
